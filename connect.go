@@ -1,0 +1,425 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"database/sql/driver"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/netip"
+	"os"
+	"time"
+
+	"github.com/lib/pq"
+	"github.com/lib/pq/pqerror"
+	"golang.org/x/sys/unix"
+)
+
+// A connection is opened by us up to and including TLS, and only then given to
+// lib/pq, as if it were not encrypted. So one place keeps the deadline, the turns
+// and libpq's meaning of sslmode. No context that can end reaches lib/pq: when
+// one does, it opens a second connection to cancel the query, and lingers for
+// seconds on a host that does not answer.
+
+// encryption is how a connection was made.
+type encryption uint8
+
+const (
+	encryptionUnknown encryption = iota
+	plain
+	encrypted
+)
+
+// open opens a connection within b: it resolves the name, connects to the first
+// of its addresses that accepts, and authenticates.
+func (l *link) open(ctx context.Context, b *budget) (*session, error) {
+	addrs, err := l.resolve(ctx)
+	if err != nil {
+		return nil, asCheckError("resolve", err)
+	}
+	if err := l.turns.awaitStart(ctx); err != nil {
+		return nil, asCheckError("connect", err)
+	}
+	attempts := l.encryptions()
+	password, err := l.password()
+	if err != nil {
+		return nil, asCheckError("authenticate", err)
+	}
+	for {
+		s, err := l.openOne(ctx, b, addrs, attempts[0], password)
+		if err == nil {
+			l.worked = s.encryption
+			return s, nil
+		}
+		if wrongPassword(err) {
+			// It may have been changed on the server and in its file just now.
+			if again, e := l.password(); e == nil && again != password {
+				password = again
+				continue
+			}
+		}
+		attempts = attempts[1:]
+		if len(attempts) == 0 || b.left <= 0 || ctx.Err() != nil || !l.refused(err) {
+			return nil, err
+		}
+	}
+}
+
+// encryptions returns the kinds of connection to try. Where the mode allows
+// both, they come in libpq's order, but with what worked last first.
+func (l *link) encryptions() []encryption {
+	switch l.cfg.tls.mode {
+	case sslDisable:
+		return []encryption{plain}
+	case sslAllow:
+		if l.worked != encrypted {
+			return []encryption{plain, encrypted}
+		}
+		return []encryption{encrypted, plain}
+	case sslPrefer:
+		if l.worked != plain {
+			return []encryption{encrypted, plain}
+		}
+		return []encryption{plain, encrypted}
+	}
+	return []encryption{encrypted}
+}
+
+// wrongPassword reports whether the server turned the password down.
+func wrongPassword(err error) bool {
+	var e *checkError
+	return errors.As(err, &e) && e.sqlstate == pqerror.InvalidPassword
+}
+
+// refused reports whether err says that the server does not take this kind of
+// connection but may take the other: the TLS handshake failed, or a rule in
+// pg_hba.conf turned the connection away before it asked for a password.
+func (l *link) refused(err error) bool {
+	var e *checkError
+	return errors.As(err, &e) && !e.timeout() &&
+		(e.op == "tls" || e.sqlstate == pqerror.InvalidAuthorizationSpecification && !e.passwordSent)
+}
+
+// resolve returns the addresses of the host. Its time is not counted, and a slow
+// answer delays only this host.
+func (l *link) resolve(ctx context.Context) ([]netip.Addr, error) {
+	if a, err := netip.ParseAddr(l.host.addr); err == nil {
+		return []netip.Addr{a}, nil
+	}
+	return l.lookup(ctx, "ip", l.host.addr)
+}
+
+// openOne makes one attempt to open a connection. The turn is taken only after
+// TCP has connected, so that unreachable hosts do not hold up the others.
+func (l *link) openOne(ctx context.Context, b *budget, addrs []netip.Addr, kind encryption, password string) (*session, error) {
+	s := &session{encryption: kind}
+	err := b.spend(func(deadline time.Time) (err error) {
+		s.tcp, err = dialAny(ctx, addrs, l.host.port, deadline)
+		return err
+	})
+	if err != nil {
+		return nil, asCheckError("connect", err)
+	}
+	release, err := l.turns.acquire(ctx)
+	if err == nil {
+		err = b.spend(func(deadline time.Time) error {
+			defer s.limit(ctx, deadline)()
+			return s.start(l, password)
+		})
+		release(s.costly)
+	}
+	if err != nil {
+		s.tcp.Close()
+		e := asCheckError(s.doing, err)
+		e.costly, e.passwordSent = s.costly, s.wire != nil && s.wire.passwordWanted
+		return nil, e
+	}
+	s.opened = time.Now()
+	return s, nil
+}
+
+// dialAny connects to the first of addrs that accepts before the deadline. Each
+// gets an equal share of the time that is left for it and those behind it.
+func dialAny(ctx context.Context, addrs []netip.Addr, port uint16, deadline time.Time) (*net.TCPConn, error) {
+	var errs []error
+	for i, a := range addrs {
+		share := time.Until(deadline) / time.Duration(len(addrs)-i)
+		d := net.Dialer{Deadline: time.Now().Add(share)}
+		c, err := d.DialContext(ctx, "tcp", netip.AddrPortFrom(a, port).String())
+		if err == nil {
+			return c.(*net.TCPConn), nil
+		}
+		errs = append(errs, err)
+	}
+	if len(errs) == 1 {
+		return nil, errs[0]
+	}
+	return nil, errors.Join(errs...)
+}
+
+// session is one connection to a server.
+type session struct {
+	tcp        *net.TCPConn // carries the deadlines
+	wire       *wire        // what lib/pq talks through
+	conn       driver.QueryerContext
+	encryption encryption
+	opened     time.Time
+	doing      string // what start is doing, for errors
+	costly     bool   // start came to a TLS handshake or password
+}
+
+// grace is how much longer a check may take when we are stopping, so that its
+// connection can be ended as the protocol wants.
+const grace = 250 * time.Millisecond
+
+// limit bounds all that is done on the connection by deadline, and soon ends it
+// when ctx does, until release is called.
+func (s *session) limit(ctx context.Context, deadline time.Time) (release func()) {
+	s.tcp.SetDeadline(deadline)
+	stop := context.AfterFunc(ctx, func() {
+		if end := time.Now().Add(grace); end.Before(deadline) {
+			s.tcp.SetDeadline(end)
+		}
+	})
+	return func() { stop() }
+}
+
+// sslRequest asks a server whether it speaks TLS (CancelRequestCode and
+// NEGOTIATE_SSL_CODE are in PostgreSQL's libpq/pqcomm.h).
+var sslRequest = []byte{0, 0, 0, 8, 0x04, 0xd2, 0x16, 0x2f}
+
+// start negotiates encryption, and has lib/pq start the session and
+// authenticate.
+func (s *session) start(l *link, password string) error {
+	s.doing = "connect"
+	var conn net.Conn = s.tcp
+	if s.encryption == encrypted {
+		s.doing = "tls"
+		agreed, err := s.requestTLS(l.cfg.tls)
+		switch {
+		case err != nil:
+			return err
+		case agreed:
+			s.costly = true
+			if conn, err = l.cfg.tls.handshake(s.tcp, l.host.addr); err != nil {
+				return err
+			}
+		case l.cfg.tls.mode == sslPrefer:
+			s.encryption = plain
+		default:
+			return errors.New("the server does not support TLS, but PGSSLMODE=" + string(l.cfg.tls.mode) + " requires it")
+		}
+	}
+
+	s.doing = "authenticate"
+	s.wire = &wire{Conn: conn}
+	connector, err := pq.NewConnectorConfig(pq.Config{
+		Host: l.host.addr, Port: l.host.port, SSLMode: pq.SSLModeDisable,
+		User: l.cfg.user, Password: password, Passfile: l.cfg.passFile, Database: l.cfg.database,
+		ApplicationName: "pg-status",
+	})
+	if err != nil {
+		return err
+	}
+	connector.Dialer(&wireDialer{s.wire})
+	c, err := connector.Connect(context.Background())
+	s.costly = s.costly || s.wire.passwordWanted
+	if err != nil {
+		return err
+	}
+	s.conn = c.(driver.QueryerContext)
+	return nil
+}
+
+// requestTLS asks the server for TLS and reports whether it agreed. It reads one
+// byte and no more: whatever came with it would not be protected.
+func (s *session) requestTLS(t *tlsSettings) (bool, error) {
+	if t.direct {
+		return true, nil
+	}
+	if _, err := s.tcp.Write(sslRequest); err != nil {
+		return false, err
+	}
+	var answer [1]byte
+	if _, err := io.ReadFull(s.tcp, answer[:]); err != nil {
+		return false, err
+	}
+	switch answer[0] {
+	case 'S':
+		return true, nil
+	case 'N':
+		return false, nil
+	}
+	return false, fmt.Errorf("unexpected answer %q to a request for TLS; is it a PostgreSQL server?", answer[:])
+}
+
+// password returns the password to connect with, from its file if there is one:
+// read each time, so that rotation needs no restart.
+func (l *link) password() (string, error) {
+	if l.cfg.passwordFile != "" {
+		p, err := readPasswordFile(l.cfg.passwordFile)
+		if err != nil {
+			return "", fmt.Errorf("pg_status__pg_password_file: %w", err)
+		}
+		return p, nil
+	}
+	if f := l.cfg.passFile; f != "" {
+		// libpq passes over such a file too; lib/pq would write a warning of its own.
+		if info, err := os.Stat(f); err == nil && info.Mode().Perm()&0o077 != 0 {
+			return "", fmt.Errorf("PGPASSFILE: %s has group or world access; permissions should be u=rw (0600) or less", f)
+		}
+	}
+	return l.cfg.password, nil
+}
+
+// query runs sql, a form of the query of a check. It must be read to its end
+// before the values of its row may be forgotten: they lie in lib/pq's buffer.
+func (s *session) query(sql string) (observation, error) {
+	start := time.Now()
+	rows, err := s.conn.QueryContext(context.Background(), sql, nil)
+	if err != nil {
+		return observation{}, err
+	}
+	row := make([]driver.Value, len(rows.Columns()))
+	if err := rows.Next(row); err != nil {
+		if err == io.EOF {
+			err = errors.New("invalid result: no row")
+		}
+		return observation{}, err
+	}
+	o, invalid := parseRow(row, start, time.Now())
+	if err := rows.Close(); err != nil {
+		return observation{}, err
+	}
+	if invalid != nil {
+		return observation{}, fmt.Errorf("invalid result: %w", invalid)
+	}
+	return o, nil
+}
+
+// watch returns a channel that is closed when the idle connection becomes
+// readable: the server has hung up, or is about to and says why. The caller
+// calls stop before it uses the connection again.
+func (s *session) watch() (readable <-chan struct{}, stop func()) {
+	s.tcp.SetDeadline(time.Time{})
+	raw, err := s.tcp.SyscallConn()
+	if err != nil {
+		return nil, func() {}
+	}
+	done, stopped := make(chan struct{}), make(chan struct{})
+	go func() {
+		defer close(stopped)
+		var b [1]byte
+		err := raw.Read(func(fd uintptr) bool {
+			_, _, err := unix.Recvfrom(int(fd), b[:], unix.MSG_PEEK|unix.MSG_DONTWAIT)
+			return err != unix.EAGAIN && err != unix.EINTR
+		})
+		if err == nil {
+			close(done)
+		}
+	}()
+	return done, func() {
+		s.tcp.SetReadDeadline(time.Unix(1, 0))
+		<-stopped
+	}
+}
+
+// close ends the session as the protocol wants, as far as that does not block.
+func (s *session) close() {
+	s.tcp.SetDeadline(time.Now().Add(grace))
+	if c, ok := s.conn.(io.Closer); ok {
+		c.Close()
+	}
+	s.tcp.Close()
+}
+
+// wireDialer gives lib/pq the connection that is already there, once.
+type wireDialer struct{ wire *wire }
+
+var errDialedTwice = errors.New("lib/pq wants a second connection")
+
+func (d *wireDialer) DialContext(context.Context, string, string) (net.Conn, error) {
+	if d.wire == nil {
+		return nil, errDialedTwice
+	}
+	w := d.wire
+	d.wire = nil
+	return w, nil
+}
+
+func (d *wireDialer) Dial(string, string) (net.Conn, error) {
+	return d.DialContext(context.Background(), "", "")
+}
+
+func (d *wireDialer) DialTimeout(string, string, time.Duration) (net.Conn, error) {
+	return d.DialContext(context.Background(), "", "")
+}
+
+// wire watches the messages of a server on their way to lib/pq, which believes
+// the length that stands in front of each, allocates up to 4 GiB, and panics on
+// a negative one. What is not PostgreSQL's protocol ends here.
+type wire struct {
+	net.Conn
+	head           []byte // of the message whose beginning is being read
+	left           int    // bytes of the current message yet to come
+	free           bool   // the rest is one error as plain text
+	passwordWanted bool
+}
+
+// maxMessage is far above the largest message that our session brings, an error
+// of at most 30,000 bytes (MAX_ERRLEN of libpq's fe-protocol3.c).
+const maxMessage = 1 << 16
+
+var errNotPostgreSQL = errors.New("not PostgreSQL's protocol; is it a PostgreSQL server?")
+
+func (w *wire) Read(p []byte) (int, error) {
+	n, err := w.Conn.Read(p)
+	if bad := w.inspect(p[:n]); bad != nil {
+		return 0, bad
+	}
+	return n, err
+}
+
+// inspect follows the bytes b of the stream. A message is a type, a length that
+// counts itself but not the type, and a body.
+func (w *wire) inspect(b []byte) error {
+	const headLen, authCodeLen, authOK = 5, 4, 0
+	for len(b) > 0 && !w.free {
+		if skip := min(w.left, len(b)); skip > 0 {
+			w.left -= skip
+			b = b[skip:]
+			continue
+		}
+		want := headLen
+		if len(w.head) > 0 && w.head[0] == 'R' {
+			want += authCodeLen // AuthenticationRequest begins with its kind
+		}
+		take := min(want-len(w.head), len(b))
+		if len(w.head) == 0 {
+			take = 1 // the type, which decides how much is wanted
+		}
+		w.head = append(w.head, b[:take]...)
+		b = b[take:]
+		if len(w.head) < want || len(w.head) == 1 {
+			continue
+		}
+		kind, n := w.head[0], binary.BigEndian.Uint32(w.head[1:])
+		if kind == 'E' && (n < 8 || n > 30000) {
+			// A server that cannot start a backend writes "E" and plain text.
+			w.free = true
+			return nil
+		}
+		if !bytes.ContainsRune([]byte("RKSZTDCENAIvGHdcsnt123VW"), rune(kind)) || n < uint32(want-1) || n > maxMessage {
+			return errNotPostgreSQL
+		}
+		if kind == 'R' {
+			w.passwordWanted = w.passwordWanted || binary.BigEndian.Uint32(w.head[headLen:]) != authOK
+		}
+		w.left = int(n) - (want - 1)
+		w.head = w.head[:0]
+	}
+	return nil
+}
