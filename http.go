@@ -67,6 +67,7 @@ var routes = func() map[string]*route {
 			selection: selection{bytes: true, threshold: true, mostSync: true}},
 		{path: "/hosts", serve: (*server).serveHosts},
 		{path: "/status", serve: (*server).serveStatus},
+		{path: "/check", serve: (*server).serveCheck},
 		{path: "/version", serve: (*server).serveVersion},
 		{path: "/live", serve: (*server).serveLive},
 		{path: "/ready", serve: (*server).serveReady},
@@ -168,6 +169,47 @@ func (s *server) find(p *params) (i int, bad *answer) {
 		}
 	}
 	return -1, nil
+}
+
+// serveCheck tells a load balancer whether one host is what it wants now.
+func (s *server) serveCheck(w http.ResponseWriter, r *http.Request, _ *route) {
+	v := s.monitor.table.view()
+	if !v.ready {
+		answerNotReady.write(w, http.StatusServiceUnavailable)
+		return
+	}
+	p, ok := parseParams(r.URL.RawQuery)
+	if !ok {
+		answerBadQuery.write(w, http.StatusBadRequest)
+		return
+	}
+	i, bad := s.find(&p)
+	c, invalid := p.conditions()
+	switch {
+	case bad != nil:
+		bad.write(w, http.StatusBadRequest)
+		return
+	case p.role.value != "master" && p.role.value != "replica":
+		answersInvalid["role"].write(w, http.StatusBadRequest)
+		return
+	case invalid != "":
+		answersInvalid[invalid].write(w, http.StatusBadRequest)
+		return
+	case i < 0:
+		answerEmpty.write(w, http.StatusNotFound)
+		return
+	}
+	var m mismatch
+	if p.role.value == "master" {
+		m = v.masterMismatch(i)
+	} else {
+		m = v.mismatch(&v.hosts[i], &c.filter)
+	}
+	if m != 0 {
+		textAnswer(m.words()).write(w, http.StatusServiceUnavailable)
+		return
+	}
+	answerOK.write(w, http.StatusOK)
 }
 
 // serveMaster ignores all parameters but wait_ms.

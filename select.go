@@ -56,22 +56,23 @@ type filter struct {
 	timeline        timeline // 0 is no constraint
 }
 
-// mismatch is the set of conditions that a replica does not meet.
+// mismatch is the set of conditions that a host does not meet.
 type mismatch uint8
 
 const (
-	notReplica    mismatch = 1 << iota
-	notOurs                // of another cluster
-	tooOld                 // lag_ms
-	tooFarBehind           // lag_bytes
-	notReplayed            // min_lsn
-	notOnTimeline          // timeline
+	notAlive mismatch = 1 << iota
+	wrongRole
+	notOurs       // of another cluster
+	tooOld        // lag_ms
+	tooFarBehind  // lag_bytes
+	notReplayed   // min_lsn
+	notOnTimeline // timeline
 )
 
 // words names the conditions in m, one word each, for people.
 func (m mismatch) words() string {
 	var words []string
-	for i, w := range []string{"role", "cluster", "lag_ms", "lag_bytes", "min_lsn", "timeline"} {
+	for i, w := range []string{"dead", "role", "cluster", "lag_ms", "lag_bytes", "min_lsn", "timeline"} {
 		if m&(1<<i) != 0 {
 			words = append(words, w)
 		}
@@ -109,13 +110,26 @@ func (v *view) byteLag(s *hostState) lag {
 	return s.lagBytes
 }
 
+// masterMismatch returns what keeps host i from being the selected master.
+func (v *view) masterMismatch(i int) mismatch {
+	switch {
+	case !v.hosts[i].alive:
+		return notAlive
+	case i != v.master:
+		return wrongRole
+	}
+	return 0
+}
+
 // mismatch returns what keeps s from being a replica that f wants.
 func (v *view) mismatch(s *hostState, f *filter) mismatch {
 	var m mismatch
-	if !s.liveReplica() {
-		return notReplica
-	}
-	if v.foreign(s) {
+	switch {
+	case !s.alive:
+		return notAlive
+	case !s.standby:
+		return wrongRole
+	case v.foreign(s):
 		return notOurs
 	}
 	byMS, byBytes := f.lagMS.allows(s.lagMS), f.lagBytes.allows(v.byteLag(s))
