@@ -65,6 +65,7 @@ func (l *link) open(ctx context.Context, b *budget) (*session, error) {
 		if len(attempts) == 0 || b.left <= 0 || ctx.Err() != nil || !l.refused(err) {
 			return nil, err
 		}
+		l.warnPlain(err)
 	}
 }
 
@@ -86,6 +87,16 @@ func (l *link) encryptions() []encryption {
 		return []encryption{plain, encrypted}
 	}
 	return []encryption{encrypted}
+}
+
+// warnPlain logs once that TLS failed and libpq's rules for PGSSLMODE=prefer have
+// us go on without it.
+func (l *link) warnPlain(err error) {
+	if e := new(checkError); errors.As(err, &e) && e.op == "tls" && !l.warnedPlain {
+		l.warnedPlain = true
+		l.log.Warn("TLS failed, connecting without encryption as PGSSLMODE="+string(l.cfg.tls.mode)+" allows",
+			"host", l.host.name, errAttr(e.err))
+	}
 }
 
 // wrongPassword reports whether the server turned the password down.
@@ -228,7 +239,7 @@ func (s *session) start(l *link, password string) error {
 	c, err := connector.Connect(context.Background())
 	s.costly = s.costly || s.wire.passwordWanted
 	if err != nil {
-		return err
+		return l.cfg.tls.explain(err)
 	}
 	s.conn = c.(driver.QueryerContext)
 	return nil

@@ -27,6 +27,7 @@ type link struct {
 	kept        *session
 	replacement chan *session // of an aged connection, while one is being opened; nil is sent if that fails
 	worked      encryption    // of the last connection that could be opened
+	warnedPlain bool
 
 	form   int       // of the query, see queries
 	fullAt time.Time // when the full form is tried again
