@@ -1,20 +1,48 @@
-VERSION := 1.0.0
-# The build tag leaves out HTTP/2, which nothing here speaks.
-BUILD = CGO_ENABLED=0 go build -trimpath -buildvcs=false -ldflags '-s -w -X main.version=$(VERSION)'
+VERSION = 1.0.0
+# HTTP/2 is left out: nothing here speaks it.
+BUILD = CGO_ENABLED=0 go build -trimpath -buildvcs=false -tags nethttpomithttp2 -ldflags '-s -w -X main.version=$(VERSION)'
 STATICCHECK = go run honnef.co/go/tools/cmd/staticcheck@v0.8.2
 
-.PHONY: build test lint clean
+SOURCE_DATE_EPOCH ?= $(shell git log -1 --format=%ct)
+export SOURCE_DATE_EPOCH
+DIST ?= dist
+PLATFORMS = linux-amd64 linux-arm64 darwin-amd64 darwin-arm64
+FUZZ = FuzzParseLSN FuzzParseParams FuzzRequest FuzzRecord
+
+help: ## This list
+	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
 
 build: ## The static binary ./pg-status for this machine
 	$(BUILD) -o pg-status .
 
-test: ## All that CI runs: unit and e2e tests
-	go test ./...
+demo: build ## A primary, two replicas and pg-status, until Ctrl-C
+	packaging/demo.sh
 
-lint: ## Formatting, vet, staticcheck, the platforms we build for
+test: ## All that CI runs: unit tests with the race detector, and e2e tests
+	CGO_ENABLED=1 go test -race .
+	go test -count=1 -timeout 20m ./e2e
+
+lint: cross ## Formatting, vet, staticcheck, and that every platform builds
 	test -z "$$(gofmt -l .)"
 	go vet ./...
 	$(STATICCHECK) ./...
 
+cross: ## The other platforms build
+	GOOS=linux GOARCH=arm64 $(BUILD) -o /dev/null .
+	GOOS=darwin GOARCH=amd64 $(BUILD) -o /dev/null .
+	GOOS=darwin GOARCH=arm64 $(BUILD) -o /dev/null .
+
+dist: $(PLATFORMS:%=$(DIST)/pg-status-%) ## Every package, into dist/
+	packaging/dist.sh $(DIST) $(VERSION)
+
+$(DIST)/pg-status-%: FORCE
+	GOOS=$(word 1,$(subst -, ,$*)) GOARCH=$(word 2,$(subst -, ,$*)) $(BUILD) -o $@ .
+
+test-packaging: dist ## The packages, as root on Debian: boots a system, builds an image
+	packaging/test.sh $(DIST) $(VERSION)
+
 clean: ## Remove what the other targets made
 	rm -rf pg-status dist
+
+FORCE:
+.PHONY: help build demo test lint cross dist test-packaging clean FORCE

@@ -13,6 +13,7 @@ type answer struct {
 	body        []byte
 	contentType []string // nil for an empty body
 	length      []string
+	head        []byte // both as lines of a header
 }
 
 var (
@@ -21,7 +22,12 @@ var (
 )
 
 func newAnswer(contentType []string, body []byte) *answer {
-	return &answer{body, contentType, []string{strconv.Itoa(len(body))}}
+	a := &answer{body: body, contentType: contentType, length: []string{strconv.Itoa(len(body))}}
+	if contentType != nil {
+		a.head = append(a.head, "Content-Type: "+contentType[0]+"\r\n"...)
+	}
+	a.head = append(a.head, "Content-Length: "+a.length[0]+"\r\n"...)
+	return a
 }
 
 func textAnswer(body string) *answer { return newAnswer(typeText, []byte(body)) }

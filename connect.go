@@ -15,7 +15,6 @@ import (
 
 	"github.com/lib/pq"
 	"github.com/lib/pq/pqerror"
-	"golang.org/x/sys/unix"
 )
 
 // A connection is opened by us up to and including TLS, and only then given to
@@ -309,33 +308,6 @@ func (s *session) query(sql string) (observation, error) {
 		return observation{}, fmt.Errorf("invalid result: %w", invalid)
 	}
 	return o, nil
-}
-
-// watch returns a channel that is closed when the idle connection becomes
-// readable: the server has hung up, or is about to and says why. The caller
-// calls stop before it uses the connection again.
-func (s *session) watch() (readable <-chan struct{}, stop func()) {
-	s.tcp.SetDeadline(time.Time{})
-	raw, err := s.tcp.SyscallConn()
-	if err != nil {
-		return nil, func() {}
-	}
-	done, stopped := make(chan struct{}), make(chan struct{})
-	go func() {
-		defer close(stopped)
-		var b [1]byte
-		err := raw.Read(func(fd uintptr) bool {
-			_, _, err := unix.Recvfrom(int(fd), b[:], unix.MSG_PEEK|unix.MSG_DONTWAIT)
-			return err != unix.EAGAIN && err != unix.EINTR
-		})
-		if err == nil {
-			close(done)
-		}
-	}()
-	return done, func() {
-		s.tcp.SetReadDeadline(time.Unix(1, 0))
-		<-stopped
-	}
 }
 
 // close ends the session as the protocol wants, as far as that does not block.

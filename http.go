@@ -9,6 +9,7 @@ import (
 	"net/http"
 	"net/netip"
 	"strconv"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"syscall"
@@ -44,9 +45,34 @@ type selection struct {
 	mostSync  bool // the least lagged replica, not the next one
 }
 
-// route is an endpoint: a function, with what it needs to know.
+// request is all of a request that its answer depends on.
+type request struct {
+	path, query string
+	json        bool // the client accepts application/json by name
+
+	// Who sees it when the client goes away.
+	lane *lane
+	http *http.Request
+}
+
+// gone returns a channel that is closed when the client goes away, until stop is
+// called.
+func (q *request) gone() (gone <-chan struct{}, stop func()) {
+	if q.lane != nil {
+		return q.lane.watch()
+	}
+	return q.http.Context().Done(), func() {}
+}
+
+// mayWait reports whether the request may have to wait for its answer.
+func (q *request) mayWait() bool {
+	return strings.Contains(q.query, "wait") || strings.Contains(q.query, "%")
+}
+
+// route is an endpoint: a function, with what it needs to know. It returns the
+// status and the answer.
 type route struct {
-	serve func(*server, http.ResponseWriter, *http.Request, *route)
+	serve func(*server, *route, request) (int, *answer)
 	path  string
 	selection
 }
@@ -77,8 +103,8 @@ var routes = func() map[string]*route {
 	return m
 }()
 
-// ServeHTTP matches paths exactly, without the cleaning and redirects of
-// http.ServeMux.
+// ServeHTTP answers what lanes do not. It matches paths exactly, without the
+// cleaning and redirects of http.ServeMux.
 func (s *server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	if r.Method != http.MethodGet && r.Method != http.MethodHead {
 		w.Header()["Allow"] = allowed
@@ -95,7 +121,8 @@ func (s *server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		answerEmpty.write(w, http.StatusNotFound)
 		return
 	}
-	rt.serve(s, w, r, rt)
+	status, a := rt.serve(s, rt, request{path: rt.path, query: r.URL.RawQuery, json: wantsJSON(r.Header), http: r})
+	a.write(w, status)
 }
 
 var (
@@ -103,50 +130,41 @@ var (
 	closing = []string{"close"}
 )
 
-func (s *server) serveLive(w http.ResponseWriter, r *http.Request, _ *route) {
-	answerOK.write(w, http.StatusOK)
-}
+func (s *server) serveLive(*route, request) (int, *answer) { return http.StatusOK, answerOK }
 
-func (s *server) serveVersion(w http.ResponseWriter, r *http.Request, _ *route) {
-	s.version.write(w, http.StatusOK)
-}
+func (s *server) serveVersion(*route, request) (int, *answer) { return http.StatusOK, s.version }
 
-func (s *server) serveReady(w http.ResponseWriter, r *http.Request, _ *route) {
+func (s *server) serveReady(*route, request) (int, *answer) {
 	if !s.monitor.table.view().ready {
-		answerNotReady.write(w, http.StatusServiceUnavailable)
-		return
+		return http.StatusServiceUnavailable, answerNotReady
 	}
-	answerOK.write(w, http.StatusOK)
+	return http.StatusOK, answerOK
 }
 
-func (s *server) serveHosts(w http.ResponseWriter, r *http.Request, _ *route) {
+func (s *server) serveHosts(*route, request) (int, *answer) {
 	v := s.monitor.table.view()
 	if !v.ready {
-		answerNotReady.write(w, http.StatusServiceUnavailable)
-		return
+		return http.StatusServiceUnavailable, answerNotReady
 	}
-	v.render(s.hosts).hosts.write(w, http.StatusOK)
+	return http.StatusOK, v.render(s.hosts).hosts
 }
 
-func (s *server) serveStatus(w http.ResponseWriter, r *http.Request, _ *route) {
+func (s *server) serveStatus(_ *route, q request) (int, *answer) {
 	v := s.monitor.table.view()
 	if !v.ready {
-		answerNotReady.write(w, http.StatusServiceUnavailable)
-		return
+		return http.StatusServiceUnavailable, answerNotReady
 	}
-	p, ok := parseParams(r.URL.RawQuery)
+	p, ok := parseParams(q.query)
 	if !ok {
-		answerBadQuery.write(w, http.StatusBadRequest)
-		return
+		return http.StatusBadRequest, answerBadQuery
 	}
-	i, bad := s.find(&p)
-	switch {
+	switch i, bad := s.find(&p); {
 	case bad != nil:
-		bad.write(w, http.StatusBadRequest)
+		return http.StatusBadRequest, bad
 	case i < 0:
-		answerEmpty.write(w, http.StatusNotFound)
+		return http.StatusNotFound, answerEmpty
 	default:
-		v.render(s.hosts).status[i].write(w, http.StatusOK)
+		return http.StatusOK, v.render(s.hosts).status[i]
 	}
 }
 
@@ -172,115 +190,102 @@ func (s *server) find(p *params) (i int, bad *answer) {
 }
 
 // serveCheck tells a load balancer whether one host is what it wants now.
-func (s *server) serveCheck(w http.ResponseWriter, r *http.Request, _ *route) {
+func (s *server) serveCheck(_ *route, q request) (int, *answer) {
 	v := s.monitor.table.view()
 	if !v.ready {
-		answerNotReady.write(w, http.StatusServiceUnavailable)
-		return
+		return http.StatusServiceUnavailable, answerNotReady
 	}
-	p, ok := parseParams(r.URL.RawQuery)
+	p, ok := parseParams(q.query)
 	if !ok {
-		answerBadQuery.write(w, http.StatusBadRequest)
-		return
+		return http.StatusBadRequest, answerBadQuery
 	}
 	i, bad := s.find(&p)
 	c, invalid := p.conditions()
+	role := p.role.value
 	switch {
 	case bad != nil:
-		bad.write(w, http.StatusBadRequest)
-		return
-	case p.role.value != "master" && p.role.value != "replica":
-		answersInvalid["role"].write(w, http.StatusBadRequest)
-		return
+		return http.StatusBadRequest, bad
+	case role != "master" && role != "replica":
+		return http.StatusBadRequest, answersInvalid["role"]
 	case invalid != "":
-		answersInvalid[invalid].write(w, http.StatusBadRequest)
-		return
+		return http.StatusBadRequest, answersInvalid[invalid]
 	case i < 0:
-		answerEmpty.write(w, http.StatusNotFound)
-		return
+		return http.StatusNotFound, answerEmpty
 	}
-	var m mismatch
-	if p.role.value == "master" {
-		m = v.masterMismatch(i)
-	} else {
+	m := v.masterMismatch(i)
+	if role == "replica" {
 		m = v.mismatch(&v.hosts[i], &c.filter)
 	}
 	if m != 0 {
-		textAnswer(m.words()).write(w, http.StatusServiceUnavailable)
-		return
+		return http.StatusServiceUnavailable, textAnswer(m.words())
 	}
-	answerOK.write(w, http.StatusOK)
+	return http.StatusOK, answerOK
 }
 
 // serveMaster ignores all parameters but wait_ms.
-func (s *server) serveMaster(w http.ResponseWriter, r *http.Request, _ *route) {
+func (s *server) serveMaster(_ *route, q request) (int, *answer) {
 	v := s.monitor.table.view()
-	if r.URL.RawQuery != "" {
-		p, ok := parseParams(r.URL.RawQuery)
+	if q.query != "" {
+		p, ok := parseParams(q.query)
 		wait, valid := p.waitMS.wait()
-		if until := time.Now().Add(wait); valid {
-			v = s.awaitReady(r, until)
-			v = s.awaitMaster(r, v, until)
+		if until := time.Now().Add(wait); valid && wait > 0 {
+			v = s.awaitReady(q, until)
+			v = s.awaitMaster(q, v, until)
 		}
-		if bad := answersInvalid["wait_ms"]; v.ready && (!ok || !valid) {
-			if !ok {
-				bad = answerBadQuery
-			}
-			bad.write(w, http.StatusBadRequest)
-			return
+		switch {
+		case !v.ready: // before all validation
+		case !ok:
+			return http.StatusBadRequest, answerBadQuery
+		case !valid:
+			return http.StatusBadRequest, answersInvalid["wait_ms"]
 		}
 	}
-	s.answerHost(w, r, v, v.master)
+	return s.answerHost(q, v, v.master)
 }
 
 // answerHost names host i of v, or says that there is none if i is negative.
-func (s *server) answerHost(w http.ResponseWriter, r *http.Request, v *view, i int) {
-	json := wantsJSON(r.Header)
+func (s *server) answerHost(q request, v *view, i int) (int, *answer) {
 	switch {
 	case !v.ready:
-		answerNotReady.write(w, http.StatusServiceUnavailable)
-	case i < 0 && json:
-		answerNobody.write(w, http.StatusNotFound)
+		return http.StatusServiceUnavailable, answerNotReady
+	case i < 0 && q.json:
+		return http.StatusNotFound, answerNobody
 	case i < 0:
-		answerEmpty.write(w, http.StatusNotFound)
-	case json:
-		s.hosts[i].json.write(w, http.StatusOK)
-	default:
-		s.hosts[i].text.write(w, http.StatusOK)
+		return http.StatusNotFound, answerEmpty
+	case q.json:
+		return http.StatusOK, s.hosts[i].json
 	}
+	return http.StatusOK, s.hosts[i].text
 }
 
 // serveReplica answers all routes that want a replica.
-func (s *server) serveReplica(w http.ResponseWriter, r *http.Request, rt *route) {
-	p, ok := parseParams(r.URL.RawQuery)
+func (s *server) serveReplica(rt *route, q request) (int, *answer) {
+	p, ok := parseParams(q.query)
 	v := s.monitor.table.view()
 	var until time.Time
 	if wait, valid := p.waitMS.wait(); valid && wait > 0 {
 		until = time.Now().Add(wait)
-		v = s.awaitReady(r, until)
+		v = s.awaitReady(q, until)
 	}
 	if !v.ready {
-		answerNotReady.write(w, http.StatusServiceUnavailable)
-		return
+		return http.StatusServiceUnavailable, answerNotReady
 	}
 	if !ok {
-		answerBadQuery.write(w, http.StatusBadRequest)
-		return
+		return http.StatusBadRequest, answerBadQuery
 	}
 	c, bad := p.conditions()
 	if bad != "" {
-		answersInvalid[bad].write(w, http.StatusBadRequest)
-		return
+		return http.StatusBadRequest, answersInvalid[bad]
 	}
 	rt.apply(&c.filter, v)
 	i := s.pick(v, rt, &c.filter)
 	if i < 0 && !until.IsZero() {
-		v, i = s.awaitReplica(r, until, rt, c.filter)
+		v, i = s.awaitReplica(q, until, rt, c.filter)
 	}
 	if i < 0 {
 		i = s.fallBack(v, rt, c.fallback)
 	}
-	s.answerHost(w, r, v, i)
+	return s.answerHost(q, v, i)
 }
 
 // apply makes f what the route wants: without the lags that it does not look at,
@@ -328,9 +333,11 @@ func (s *server) fallBack(v *view, rt *route, to fallback) int {
 
 // await returns the first view that ok accepts, or the latest one when the time
 // is over, the client has gone or we are stopping.
-func (s *server) await(r *http.Request, until time.Time, ok func(*view) bool) *view {
+func (s *server) await(q request, until time.Time, ok func(*view) bool) *view {
 	timer := time.NewTimer(time.Until(until))
 	defer timer.Stop()
+	gone, stop := q.gone()
+	defer stop()
 	for {
 		v := s.monitor.table.view()
 		if ok(v) {
@@ -340,7 +347,7 @@ func (s *server) await(r *http.Request, until time.Time, ok func(*view) bool) *v
 		case <-v.changed:
 		case <-timer.C:
 			return s.monitor.table.view()
-		case <-r.Context().Done():
+		case <-gone:
 			return v
 		case <-s.stopping:
 			return v
@@ -349,27 +356,27 @@ func (s *server) await(r *http.Request, until time.Time, ok func(*view) bool) *v
 }
 
 // awaitReady waits for every host's first check.
-func (s *server) awaitReady(r *http.Request, until time.Time) *view {
+func (s *server) awaitReady(q request, until time.Time) *view {
 	if v := s.monitor.table.view(); v.ready {
 		return v
 	}
-	return s.await(r, until, func(v *view) bool { return v.ready })
+	return s.await(q, until, func(v *view) bool { return v.ready })
 }
 
 // awaitMaster waits for a master, if v has none. Any replica may become it.
-func (s *server) awaitMaster(r *http.Request, v *view, until time.Time) *view {
+func (s *server) awaitMaster(q request, v *view, until time.Time) *view {
 	if !v.ready || v.master >= 0 {
 		return v
 	}
 	defer s.monitor.demand(true, false)()
-	return s.await(r, until, func(v *view) bool { return v.master >= 0 })
+	return s.await(q, until, func(v *view) bool { return v.master >= 0 })
 }
 
 // awaitReplica waits for a replica that f accepts, and has the replicas checked
 // for it, and where f limits lag_ms the master too, as that lag depends on both.
-func (s *server) awaitReplica(r *http.Request, until time.Time, rt *route, f filter) (v *view, i int) {
+func (s *server) awaitReplica(q request, until time.Time, rt *route, f filter) (v *view, i int) {
 	defer s.monitor.demand(true, f.lagMS.set)()
-	v = s.await(r, until, func(v *view) bool {
+	v = s.await(q, until, func(v *view) bool {
 		i = s.pick(v, rt, &f)
 		return i >= 0
 	})

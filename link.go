@@ -90,13 +90,13 @@ func (l *link) drop() {
 	}
 }
 
-// watch returns a channel that is closed when the server hangs up on the kept
-// connection, nil if there is none, until stop is called.
+// watch returns a channel that is closed when something comes on the kept
+// connection, which is idle: the server hangs up, or is about to and says why.
 func (l *link) watch() (hungUp <-chan struct{}, stop func()) {
 	if l.kept == nil {
 		return nil, func() {}
 	}
-	return l.kept.watch()
+	return watchPeer(l.kept.tcp, readable)
 }
 
 // close ends all connections properly.

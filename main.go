@@ -11,12 +11,10 @@ package main
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"io"
 	"log/slog"
 	"net"
-	"net/http"
 	"os"
 	"os/signal"
 	"sync"
@@ -86,6 +84,7 @@ func serve(signals <-chan os.Signal, c *config, log *slog.Logger, notify *notifi
 	m := newMonitor(c, monitorLog, probers)
 	s := newServer(m, component(log, "selection"), version)
 	web := newHTTPServer(s, httpLog)
+	fast := newLanes(s, httpLog)
 
 	ctx, cancel := context.WithCancel(context.Background())
 	var wg sync.WaitGroup
@@ -95,11 +94,12 @@ func serve(signals <-chan os.Signal, c *config, log *slog.Logger, notify *notifi
 	free := make(chan struct{}, maxConnections)
 	for _, l := range listeners {
 		wg.Go(func() {
-			if err := web.Serve(&limitListener{l, free}); !errors.Is(err, http.ErrServerClosed) {
+			if err := fast.serve(&limitListener{l, free}); err != nil {
 				failed <- err
 			}
 		})
 	}
+	wg.Go(func() { web.Serve(oddListener{fast, listeners[0].Addr()}) })
 	httpLog.Info("server started", "address", c.listenAddress, "port", portOf(listeners[0]))
 	wg.Go(func() { m.run(ctx) })
 	wg.Go(func() { m.keepInformed(ctx, notify) })
@@ -112,6 +112,7 @@ func serve(signals <-chan os.Signal, c *config, log *slog.Logger, notify *notifi
 	}
 	notify.stopping()
 	close(s.stopping)
+	fast.stop(drainTimeout)
 	drain, cancelDrain := context.WithTimeout(context.Background(), drainTimeout)
 	defer cancelDrain()
 	if web.Shutdown(drain) != nil {

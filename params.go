@@ -3,6 +3,7 @@ package main
 import (
 	"net/http"
 	"net/url"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -150,15 +151,16 @@ func (p param) wait() (d time.Duration, ok bool) {
 
 // wantsJSON reports whether a request accepts application/json by name. Ranges
 // such as */* get the plain text that most clients want.
-func wantsJSON(h http.Header) bool {
-	for _, accept := range h["Accept"] {
-		for accept != "" {
-			var item string
-			item, accept, _ = strings.Cut(accept, ",")
-			media, rest, _ := strings.Cut(item, ";")
-			if strings.EqualFold(strings.TrimSpace(media), "application/json") && !zeroQuality(rest) {
-				return true
-			}
+func wantsJSON(h http.Header) bool { return slices.ContainsFunc(h["Accept"], acceptsJSON) }
+
+// acceptsJSON reports the same of one value of Accept.
+func acceptsJSON(accept string) bool {
+	for accept != "" {
+		var item string
+		item, accept, _ = strings.Cut(accept, ",")
+		media, rest, _ := strings.Cut(item, ";")
+		if strings.EqualFold(strings.TrimSpace(media), "application/json") && !zeroQuality(rest) {
+			return true
 		}
 	}
 	return false
