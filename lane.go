@@ -1,0 +1,473 @@
+package main
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"net/http"
+	"runtime/debug"
+	"strconv"
+	"sync"
+	"sync/atomic"
+	"time"
+	"unsafe"
+)
+
+// net/http spends most of a request on what questions to us do not have: bodies,
+// upgrades, a goroutine that watches the client. A lane reads what comes on one
+// connection and answers the requests that are in the plain form which clients
+// send. At the first one that is in any other form it gives the connection to
+// net/http, with all that it has read and not answered. So net/http decides on
+// every oddity, and both ask server.respond for the answers.
+
+// lanes serve the connections of the listeners.
+type lanes struct {
+	server *server
+	log    *slog.Logger
+	odd    chan net.Conn // connections for net/http
+
+	running sync.WaitGroup
+	ending  atomic.Bool
+	end     chan struct{} // closed then
+
+	mu        sync.Mutex // guards the following
+	conns     map[net.Conn]struct{}
+	listeners []net.Listener
+}
+
+func newLanes(s *server, log *slog.Logger) *lanes {
+	return &lanes{server: s, log: log, odd: make(chan net.Conn), end: make(chan struct{}), conns: make(map[net.Conn]struct{})}
+}
+
+// acceptRest is how long we wait when no connection can be accepted, for lack of
+// file descriptors, say.
+const acceptRest = 10 * time.Millisecond
+
+// serve accepts connections on l until stop is called, which closes l.
+func (a *lanes) serve(l net.Listener) error {
+	a.mu.Lock()
+	a.listeners = append(a.listeners, l)
+	a.mu.Unlock()
+	for {
+		c, err := l.Accept()
+		switch {
+		case err == nil:
+			a.open(c)
+		case a.ending.Load():
+			return nil
+		case errors.Is(err, net.ErrClosed):
+			return err
+		default:
+			a.log.Debug("accepting a connection failed", errAttr(err))
+			time.Sleep(acceptRest)
+		}
+	}
+}
+
+func (a *lanes) open(c net.Conn) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if a.ending.Load() {
+		c.Close()
+		return
+	}
+	a.conns[c] = struct{}{}
+	a.running.Go(func() {
+		n := &lane{lanes: a, conn: c}
+		kept := n.run()
+		a.mu.Lock()
+		delete(a.conns, c)
+		a.mu.Unlock()
+		if !kept {
+			c.Close()
+		}
+	})
+}
+
+// stop takes no more connections and ends all lanes once they have answered what
+// they have read. It waits for that until timeout has passed.
+func (a *lanes) stop(timeout time.Duration) {
+	a.ending.Store(true)
+	close(a.end)
+	a.mu.Lock()
+	for _, l := range a.listeners {
+		l.Close()
+	}
+	for c := range a.conns {
+		c.SetReadDeadline(past)
+	}
+	a.mu.Unlock()
+	ended := make(chan struct{})
+	go func() {
+		a.running.Wait()
+		close(ended)
+	}()
+	select {
+	case <-ended:
+	case <-time.After(timeout):
+		a.mu.Lock()
+		for c := range a.conns {
+			c.Close() // its client does not read
+		}
+		a.mu.Unlock()
+	}
+}
+
+// past is a deadline that ends reads at once.
+var past = time.Unix(1, 0)
+
+// lane serves one connection. Its buffer begins with what has not been answered.
+type lane struct {
+	*lanes
+	conn    net.Conn
+	read    []byte
+	renewed time.Time // when the time for the next request was given last
+}
+
+const (
+	minLaneBuffer = 1 << 10
+	maxLaneBuffer = maxHeader
+	renewEvery    = time.Second // deadlines cost, and need not be exact
+)
+
+// replies holds buffers for answers.
+var replies = sync.Pool{New: func() any { b := make([]byte, 0, 4<<10); return &b }}
+
+// run answers requests until the connection is to be closed, or belongs to
+// net/http: then kept is true.
+func (n *lane) run() (kept bool) {
+	defer func() {
+		if r := recover(); r != nil {
+			n.log.Error(fmt.Sprintf("answering a request failed: %v", r), "stack", string(debug.Stack()))
+		}
+	}()
+	n.read = make([]byte, 0, minLaneBuffer)
+	n.conn.SetDeadline(time.Now().Add(headerTimeout))
+	for {
+		if len(n.read) == cap(n.read) {
+			if len(n.read) >= maxLaneBuffer {
+				return n.handOver() // net/http says that it is too much
+			}
+			n.read = append(make([]byte, 0, 2*cap(n.read)), n.read...)
+		}
+		if n.ending.Load() {
+			n.conn.SetReadDeadline(past)
+		}
+		got, err := n.conn.Read(n.read[len(n.read):cap(n.read)])
+		n.read = n.read[:len(n.read)+got]
+		if got == 0 && err != nil {
+			return false
+		}
+		switch n.answer() {
+		case laneOdd:
+			return n.handOver()
+		case laneClose:
+			return false
+		}
+		n.renew()
+	}
+}
+
+// renew gives the client time for its next request: plenty while it has sent
+// nothing of it, headerTimeout for all of it once it has begun.
+func (n *lane) renew() {
+	now := time.Now()
+	switch {
+	case len(n.read) > 0 && !n.renewed.IsZero():
+		n.conn.SetDeadline(now.Add(headerTimeout))
+		n.renewed = time.Time{}
+	case len(n.read) == 0 && now.Sub(n.renewed) >= renewEvery:
+		n.conn.SetDeadline(now.Add(idleTimeout))
+		n.renewed = now
+	}
+}
+
+// handOver gives the connection to net/http.
+func (n *lane) handOver() (kept bool) {
+	n.conn.SetDeadline(time.Time{})
+	select {
+	case n.odd <- &resumedConn{Conn: n.conn, read: n.read}:
+		return true
+	case <-n.end:
+		return false
+	}
+}
+
+// laneState is what is to be done with a connection next.
+type laneState uint8
+
+const (
+	laneRead  laneState = iota // read more
+	laneOdd                    // let net/http go on
+	laneClose                  // close it
+)
+
+// answer answers all requests that have been read.
+func (n *lane) answer() laneState {
+	buffer := replies.Get().(*[]byte)
+	defer replies.Put(buffer)
+	out, rest, state := (*buffer)[:0], n.read, laneRead
+	for state == laneRead && len(rest) > 0 {
+		q, size, plain := parsePlain(rest)
+		if plain && size == 0 {
+			break // not all of it is there yet
+		}
+		rt := routes[q.path]
+		if !plain || rt == nil {
+			state = laneOdd
+			break
+		}
+		q.lane = n
+		if q.mayWait() {
+			if n.write(&out) != nil {
+				return laneClose
+			}
+		}
+		status, a := rt.serve(n.server, rt, q.request)
+		if q.close {
+			state = laneClose
+		}
+		out = a.appendResponse(out, status, q.head, q.close)
+		rest = rest[size:]
+	}
+	if n.write(&out) != nil {
+		return laneClose
+	}
+	*buffer = out
+	n.read = n.read[:copy(n.read, rest)]
+	return state
+}
+
+// write sends and empties out.
+func (n *lane) write(out *[]byte) error {
+	if len(*out) == 0 {
+		return nil
+	}
+	_, err := n.conn.Write(*out)
+	*out = (*out)[:0]
+	return err
+}
+
+// watch returns a channel that is closed when the client hangs up, until stop is
+// called.
+func (n *lane) watch() (gone <-chan struct{}, stop func()) {
+	c := n.conn
+	if l, ok := c.(*limitedConn); ok {
+		c = l.Conn
+	}
+	tcp, ok := c.(*net.TCPConn)
+	if !ok {
+		return nil, func() {}
+	}
+	// The time to send a request does not run while one is waiting.
+	gone, stopWatch := watchPeer(tcp, hungUp)
+	return gone, func() {
+		stopWatch()
+		n.conn.SetDeadline(time.Now().Add(idleTimeout))
+	}
+}
+
+// plainRequest is a request in the form that lanes answer.
+type plainRequest struct {
+	request
+	head  bool // HEAD, not GET
+	close bool // the client wants the connection closed
+}
+
+// text returns b as a string without copying it: it is valid while b is not
+// modified, which is as long as one request is answered.
+func text(b []byte) string { return unsafe.String(unsafe.SliceData(b), len(b)) }
+
+var (
+	getPrefix    = []byte("GET ")
+	headPrefix   = []byte("HEAD ")
+	versionOne   = []byte(" HTTP/1.1")
+	lineEnd      = []byte("\r\n")
+	hostName     = []byte("host")
+	acceptName   = []byte("accept")
+	connName     = []byte("connection")
+	keepAliveVal = []byte("keep-alive")
+	closeVal     = []byte("close")
+)
+
+// Header fields that change what a request means, in a way that lanes do not
+// know.
+var oddFields = [][]byte{
+	[]byte("content-length"), []byte("transfer-encoding"), []byte("expect"), []byte("upgrade"), []byte("te"), []byte("trailer"),
+}
+
+// parsePlain reads the request at the beginning of b. It returns its size, 0 if
+// not all of it is there, and false if it is not in plain form: a GET or HEAD of
+// HTTP/1.1 for a path and a query of printable ASCII, with one Host, fields of
+// valid names and printable values, and no body.
+func parsePlain(b []byte) (q plainRequest, size int, plain bool) {
+	line, rest, found := bytes.Cut(b, lineEnd)
+	if !found {
+		return q, 0, true
+	}
+	switch {
+	case bytes.HasPrefix(line, getPrefix):
+		line = line[len(getPrefix):]
+	case bytes.HasPrefix(line, headPrefix):
+		line, q.head = line[len(headPrefix):], true
+	default:
+		return q, 0, false
+	}
+	target, found := bytes.CutSuffix(line, versionOne)
+	if !found || !all(target, isTarget) {
+		return q, 0, false
+	}
+	path, query, _ := bytes.Cut(target, []byte{'?'})
+	q.path, q.query = text(path), text(query)
+
+	hosts := 0
+	for {
+		line, rest, found = bytes.Cut(rest, lineEnd)
+		switch {
+		case !found:
+			return q, 0, true
+		case len(line) == 0:
+			return q, len(b) - len(rest), hosts == 1
+		}
+		name, value, found := bytes.Cut(line, []byte{':'})
+		if !found || len(name) == 0 || !all(name, isToken) || !all(value, isValue) {
+			return q, 0, false
+		}
+		value = bytes.Trim(value, " \t")
+		switch {
+		case bytes.EqualFold(name, hostName):
+			hosts++
+			if len(value) == 0 || !all(value, isHost) {
+				return q, 0, false
+			}
+		case bytes.EqualFold(name, acceptName):
+			q.json = q.json || acceptsJSON(text(value))
+		case bytes.EqualFold(name, connName):
+			if q.close = q.close || bytes.EqualFold(value, closeVal); !q.close && !bytes.EqualFold(value, keepAliveVal) {
+				return q, 0, false
+			}
+		default:
+			for _, odd := range oddFields {
+				if len(name) == len(odd) && bytes.EqualFold(name, odd) {
+					return q, 0, false
+				}
+			}
+		}
+	}
+}
+
+// class is a set of bytes that may stand at some place of a request.
+type class uint8
+
+const (
+	isTarget class = 1 << iota // of the path and query
+	isToken                    // of the name of a field
+	isValue                    // of its value
+	isHost                     // of the value of Host
+)
+
+var classes = func() (t [256]class) {
+	for c := 0x21; c < 0x7f; c++ {
+		t[c] = isTarget | isValue
+		letter := 'a' <= c|0x20 && c|0x20 <= 'z' || '0' <= c && c <= '9'
+		if letter || bytes.IndexByte([]byte("!#$%&'*+-.^_`|~"), byte(c)) >= 0 {
+			t[c] |= isToken
+		}
+		if letter || bytes.IndexByte([]byte("-._:[]"), byte(c)) >= 0 {
+			t[c] |= isHost
+		}
+	}
+	t[' '], t['\t'] = isValue, isValue
+	return t
+}()
+
+// all reports whether all bytes of b are of class c.
+func all(b []byte, c class) bool {
+	for _, x := range b {
+		if classes[x]&c == 0 {
+			return false
+		}
+	}
+	return true
+}
+
+// appendResponse appends a as the whole response, without the body to a HEAD.
+func (a *answer) appendResponse(b []byte, status int, head, last bool) []byte {
+	b = append(b, statusLine(status)...)
+	b = append(b, a.head...)
+	if last {
+		b = append(b, "Connection: close\r\n"...)
+	}
+	b = append(b, "Date: "...)
+	b = append(b, httpDate()...)
+	b = append(b, "\r\n\r\n"...)
+	if !head {
+		b = append(b, a.body...)
+	}
+	return b
+}
+
+// statusLine returns the first line of a response.
+func statusLine(status int) string {
+	switch status {
+	case http.StatusOK:
+		return "HTTP/1.1 200 OK\r\n"
+	case http.StatusNotFound:
+		return "HTTP/1.1 404 Not Found\r\n"
+	}
+	return "HTTP/1.1 " + strconv.Itoa(status) + " " + http.StatusText(status) + "\r\n"
+}
+
+// date is the value of a Date field, which changes every second.
+type date struct {
+	unix int64
+	text string
+}
+
+var lastDate atomic.Pointer[date]
+
+func httpDate() string {
+	now := time.Now()
+	if d := lastDate.Load(); d != nil && d.unix == now.Unix() {
+		return d.text
+	}
+	d := &date{now.Unix(), now.UTC().Format(http.TimeFormat)}
+	lastDate.Store(d)
+	return d.text
+}
+
+// oddListener gives net/http the connections that lanes hand over.
+type oddListener struct {
+	*lanes
+	addr net.Addr
+}
+
+func (l oddListener) Accept() (net.Conn, error) {
+	select {
+	case c := <-l.odd:
+		return c, nil
+	case <-l.end:
+		return nil, net.ErrClosed
+	}
+}
+
+func (l oddListener) Close() error   { return nil }
+func (l oddListener) Addr() net.Addr { return l.addr }
+
+// resumedConn is a connection of which something has been read already.
+type resumedConn struct {
+	net.Conn
+	read []byte
+}
+
+func (c *resumedConn) Read(p []byte) (int, error) {
+	if len(c.read) == 0 {
+		c.read = nil
+		return c.Conn.Read(p)
+	}
+	n := copy(p, c.read)
+	c.read = c.read[n:]
+	return n, nil
+}
