@@ -218,9 +218,9 @@ func (t *table) measure(s *hostState) {
 		return
 	}
 	s.lagMS = lag{}
-	master := &t.ref
+	master, write := &t.ref, t.ref.write
 	if t.refHost < 0 || s.otherCluster(t.ref) {
-		master = nil
+		master, write = nil, 0
 	}
 	if age, ok := commitAge(s.observation, master); ok {
 		s.lagMS = lagOf(age)
@@ -228,7 +228,7 @@ func (t *table) measure(s *hostState) {
 	if at, ok := t.replayedBy(s); ok {
 		s.lagMS = least(s.lagMS, lagOf(s.end.Sub(at)))
 	}
-	s.lagBytes = byteLag(s.observation, t.ref.write)
+	s.lagBytes = byteLag(s.observation, write)
 }
 
 // ahead reports whether replica i has replayed WAL beyond the newest known

@@ -106,13 +106,17 @@ var routes = func() map[string]*route {
 // ServeHTTP answers what lanes do not. It matches paths exactly, without the
 // cleaning and redirects of http.ServeMux.
 func (s *server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	if r.ContentLength != 0 {
+		// net/http would read the body of a request that it has answered.
+		w.Header()["Connection"] = closing
+		http.NewResponseController(w).SetReadDeadline(time.Now().Add(bodyTimeout))
+	}
 	if r.Method != http.MethodGet && r.Method != http.MethodHead {
 		w.Header()["Allow"] = allowed
 		answerEmpty.write(w, http.StatusMethodNotAllowed)
 		return
 	}
 	if r.ContentLength != 0 {
-		w.Header()["Connection"] = closing
 		answerEmpty.write(w, http.StatusRequestEntityTooLarge)
 		return
 	}
@@ -228,9 +232,9 @@ func (s *server) serveMaster(_ *route, q request) (int, *answer) {
 	if q.query != "" {
 		p, ok := parseParams(q.query)
 		wait, valid := p.waitMS.wait()
-		if until := time.Now().Add(wait); valid && wait > 0 {
+		until := time.Now().Add(wait)
+		if valid && wait > 0 {
 			v = s.awaitReady(q, until)
-			v = s.awaitMaster(q, v, until)
 		}
 		switch {
 		case !v.ready: // before all validation
@@ -238,6 +242,8 @@ func (s *server) serveMaster(_ *route, q request) (int, *answer) {
 			return http.StatusBadRequest, answerBadQuery
 		case !valid:
 			return http.StatusBadRequest, answersInvalid["wait_ms"]
+		case v.master < 0 && wait > 0:
+			v = s.awaitMaster(q, until)
 		}
 	}
 	return s.answerHost(q, v, v.master)
@@ -338,19 +344,19 @@ func (s *server) await(q request, until time.Time, ok func(*view) bool) *view {
 	defer timer.Stop()
 	gone, stop := q.gone()
 	defer stop()
-	for {
+	for over := false; ; {
 		v := s.monitor.table.view()
-		if ok(v) {
+		if ok(v) || over {
 			return v
 		}
 		select {
 		case <-v.changed:
 		case <-timer.C:
-			return s.monitor.table.view()
+			over = true
 		case <-gone:
-			return v
+			over = true
 		case <-s.stopping:
-			return v
+			over = true
 		}
 	}
 }
@@ -363,11 +369,8 @@ func (s *server) awaitReady(q request, until time.Time) *view {
 	return s.await(q, until, func(v *view) bool { return v.ready })
 }
 
-// awaitMaster waits for a master, if v has none. Any replica may become it.
-func (s *server) awaitMaster(q request, v *view, until time.Time) *view {
-	if !v.ready || v.master >= 0 {
-		return v
-	}
+// awaitMaster waits for a master. Any replica may become it.
+func (s *server) awaitMaster(q request, until time.Time) *view {
 	defer s.monitor.demand(true, false)()
 	return s.await(q, until, func(v *view) bool { return v.master >= 0 })
 }
@@ -390,6 +393,7 @@ const (
 	headerTimeout  = 10 * time.Second
 	idleTimeout    = 10 * time.Minute
 	maxHeader      = 8 << 10
+	bodyTimeout    = time.Second // to get rid of a body that nobody wants
 )
 
 // newHTTPServer returns the server that serves s.

@@ -265,20 +265,25 @@ func (w *watcher) afterMaster(v *view, at time.Time, kind checkKind) time.Time {
 		return at
 	}
 	master, patience := w.m.watchers[v.master], w.m.patience()
-	var awaited bool
 	if kind == onSchedule {
-		awaited = master.done.time().Before(at.Add(-patience)) && !master.due(v).After(at.Add(patience))
-	} else if w.m.wantMaster.Load() > 0 {
-		since := w.m.wantMasterSince.time()
-		if started := w.started.time(); started.After(since) {
-			since = started
+		due := master.slot.time().Add(w.m.cfg.sleep)
+		if master.done.time().Before(at.Add(-patience)) && !due.After(at.Add(patience)) {
+			return at.Add(patience)
 		}
-		awaited = master.done.time().Before(since)
-	}
-	if awaited {
-		return at.Add(patience)
+	} else if w.m.wantMaster.Load() > 0 {
+		since := later(w.m.wantMasterSince.time(), w.started.time())
+		if master.done.time().Before(since) {
+			return later(at, since).Add(patience)
+		}
 	}
 	return at
+}
+
+func later(a, b time.Time) time.Time {
+	if a.After(b) {
+		return a
+	}
+	return b
 }
 
 // maxBackOff bounds the period of dead hosts whose failures are costly.
@@ -373,7 +378,8 @@ func (w *watcher) record(o observation, err error, kind checkKind) {
 	w.noteCost(&next.hosts[w.i], err, kind)
 	w.report.outcome(m, w.i, o, err, kind)
 	m.logChanges(old, next)
-	if master, ok := m.table.ahead(w.i, m.cfg.sleep); ok {
+	if master, ok := m.table.ahead(w.i, m.cfg.sleep); ok && !m.watchers[master].busy.Load() {
+		// One that is under way will do: replicas share it.
 		m.watchers[master].wanted.Store(true)
 		m.watchers[master].wakeUp()
 	}
