@@ -35,37 +35,34 @@ const (
 // open opens a connection within b: it resolves the name, connects to the first
 // of its addresses that accepts, and authenticates.
 func (l *link) open(ctx context.Context, b *budget) (*session, error) {
-	addrs, err := l.resolve(ctx)
-	if err != nil {
-		return nil, asCheckError("resolve", err)
+	addrs, unresolved := l.resolve(ctx)
+	if unresolved != nil {
+		return nil, asCheckError("resolve", unresolved)
 	}
 	if err := l.turns.awaitStart(ctx); err != nil {
 		return nil, asCheckError("connect", err)
 	}
+	password, unreadable := l.password()
+	if unreadable != nil {
+		return nil, asCheckError("authenticate", unreadable)
+	}
 	attempts := l.encryptions()
-	password, err := l.password()
-	if err != nil {
-		return nil, asCheckError("authenticate", err)
-	}
-	for {
-		s, err := l.openOne(ctx, b, addrs, attempts[0], password)
-		if err == nil {
-			l.worked = s.encryption
-			return s, nil
-		}
-		if wrongPassword(err) {
-			// It may have been changed on the server and in its file just now.
-			if again, e := l.password(); e == nil && again != password {
-				password = again
-				continue
-			}
-		}
-		attempts = attempts[1:]
-		if len(attempts) == 0 || b.left <= 0 || ctx.Err() != nil || !l.refused(err) {
-			return nil, err
-		}
+	s, err := l.openOne(ctx, b, addrs, attempts[0], password)
+	if len(attempts) > 1 && b.left > 0 && ctx.Err() == nil && refused(err, attempts[1]) {
 		l.warnPlain(err)
+		s, err = l.openOne(ctx, b, addrs, attempts[1], password)
 	}
+	if wrongPassword(err) && b.left > 0 && ctx.Err() == nil {
+		// It may have been changed on the server and in its file just now.
+		if again, e := l.password(); e == nil && again != password {
+			s, err = l.openOne(ctx, b, addrs, err.encryption, again)
+		}
+	}
+	if err != nil {
+		return nil, err
+	}
+	l.worked = s.encryption
+	return s, nil
 }
 
 // encryptions returns the kinds of connection to try. Where the mode allows
@@ -90,27 +87,26 @@ func (l *link) encryptions() []encryption {
 
 // warnPlain logs once that TLS failed and libpq's rules for PGSSLMODE=prefer have
 // us go on without it.
-func (l *link) warnPlain(err error) {
-	if e := new(checkError); errors.As(err, &e) && e.op == "tls" && !l.warnedPlain {
+func (l *link) warnPlain(err *checkError) {
+	if err.op == "tls" && !l.warnedPlain {
 		l.warnedPlain = true
 		l.log.Warn("TLS failed, connecting without encryption as PGSSLMODE="+string(l.cfg.tls.mode)+" allows",
-			"host", l.host.name, errAttr(e.err))
+			"host", l.host.name, errAttr(err.err))
 	}
 }
 
 // wrongPassword reports whether the server turned the password down.
-func wrongPassword(err error) bool {
-	var e *checkError
-	return errors.As(err, &e) && e.sqlstate == pqerror.InvalidPassword
+func wrongPassword(err *checkError) bool {
+	return err != nil && err.sqlstate == pqerror.InvalidPassword
 }
 
-// refused reports whether err says that the server does not take this kind of
-// connection but may take the other: the TLS handshake failed, or a rule in
-// pg_hba.conf turned the connection away before it asked for a password.
-func (l *link) refused(err error) bool {
-	var e *checkError
-	return errors.As(err, &e) && !e.timeout() &&
-		(e.op == "tls" || e.sqlstate == pqerror.InvalidAuthorizationSpecification && !e.passwordSent)
+// refused reports whether err says that the server does not take the kind of
+// connection that was tried, but may take the other: the TLS handshake failed, or
+// a rule in pg_hba.conf turned the connection away before it asked for a
+// password.
+func refused(err *checkError, other encryption) bool {
+	return err != nil && !err.timeout() && err.encryption != other &&
+		(err.op == "tls" && err.costly || err.sqlstate == pqerror.InvalidAuthorizationSpecification && !err.passwordSent)
 }
 
 // resolve returns the addresses of the host. Its time is not counted, and a slow
@@ -124,7 +120,7 @@ func (l *link) resolve(ctx context.Context) ([]netip.Addr, error) {
 
 // openOne makes one attempt to open a connection. The turn is taken only after
 // TCP has connected, so that unreachable hosts do not hold up the others.
-func (l *link) openOne(ctx context.Context, b *budget, addrs []netip.Addr, kind encryption, password string) (*session, error) {
+func (l *link) openOne(ctx context.Context, b *budget, addrs []netip.Addr, kind encryption, password string) (*session, *checkError) {
 	s := &session{encryption: kind}
 	err := b.spend(func(deadline time.Time) (err error) {
 		s.tcp, err = dialAny(ctx, addrs, l.host.port, deadline)
@@ -137,14 +133,14 @@ func (l *link) openOne(ctx context.Context, b *budget, addrs []netip.Addr, kind 
 	if err == nil {
 		err = b.spend(func(deadline time.Time) error {
 			defer s.limit(ctx, deadline)()
-			return s.start(l, password)
+			return contained(func() error { return s.start(l, password) })
 		})
 		release(s.costly)
 	}
 	if err != nil {
 		s.tcp.Close()
 		e := asCheckError(s.doing, err)
-		e.costly, e.passwordSent = s.costly, s.wire != nil && s.wire.passwordWanted
+		e.costly, e.passwordSent, e.encryption = s.costly, s.wire != nil && s.wire.passwordWanted, s.encryption
 		return nil, e
 	}
 	s.opened = time.Now()
@@ -285,6 +281,17 @@ func (l *link) password() (string, error) {
 	return l.cfg.password, nil
 }
 
+// contained runs f, which calls lib/pq: it indexes into messages without looking
+// at their size, and panics where a server sends nonsense in valid frames.
+func contained(f func() error) (err error) {
+	defer func() {
+		if recover() != nil {
+			err = errNotPostgreSQL
+		}
+	}()
+	return f()
+}
+
 // query runs sql, a form of the query of a check. It must be read to its end
 // before the values of its row may be forgotten: they lie in lib/pq's buffer.
 func (s *session) query(sql string) (observation, error) {
@@ -348,13 +355,17 @@ type wire struct {
 	net.Conn
 	head           []byte // of the message whose beginning is being read
 	left           int    // bytes of the current message yet to come
-	free           bool   // the rest is one error as plain text
+	free           bool   // the rest is one error as plain text, of at most left bytes
 	passwordWanted bool
 }
 
 // maxMessage is far above the largest message that our session brings, an error
-// of at most 30,000 bytes (MAX_ERRLEN of libpq's fe-protocol3.c).
-const maxMessage = 1 << 16
+// of at most maxError bytes without its type and length (MAX_ERRLEN of libpq's
+// fe-protocol3.c). lib/pq takes what is longer for plain text.
+const (
+	maxMessage = 1 << 16
+	maxError   = 30_000
+)
 
 var errNotPostgreSQL = errors.New("not PostgreSQL's protocol; is it a PostgreSQL server?")
 
@@ -370,7 +381,10 @@ func (w *wire) Read(p []byte) (int, error) {
 // counts itself but not the type, and a body.
 func (w *wire) inspect(b []byte) error {
 	const headLen, authCodeLen, authOK = 5, 4, 0
-	for len(b) > 0 && !w.free {
+	for len(b) > 0 {
+		if w.free && len(b) > w.left {
+			return errNotPostgreSQL // an error without end
+		}
 		if skip := min(w.left, len(b)); skip > 0 {
 			w.left -= skip
 			b = b[skip:]
@@ -390,10 +404,10 @@ func (w *wire) inspect(b []byte) error {
 			continue
 		}
 		kind, n := w.head[0], binary.BigEndian.Uint32(w.head[1:])
-		if kind == 'E' && (n < 8 || n > 30000) {
+		if kind == 'E' && (n < 8 || n > maxError+4) {
 			// A server that cannot start a backend writes "E" and plain text.
-			w.free = true
-			return nil
+			w.free, w.left = true, maxError
+			continue
 		}
 		if !bytes.ContainsRune([]byte("RKSZTDCENAIvGHdcsnt123VW"), rune(kind)) || n < uint32(want-1) || n > maxMessage {
 			return errNotPostgreSQL

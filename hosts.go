@@ -176,6 +176,9 @@ func (t *table) reselect() {
 		}
 		t.refHost, t.ref = t.master, m.observation
 		t.masterSeen()
+		for j := range t.states {
+			t.measure(&t.states[j])
+		}
 	}
 }
 

@@ -9,6 +9,7 @@ import (
 	"log/slog"
 	"net"
 	"net/netip"
+	"strings"
 	"time"
 
 	"github.com/lib/pq"
@@ -46,13 +47,6 @@ const fullQueryAgain = 5 * time.Minute
 // connection if there is none, and replaces a kept one that turns out closed
 // once. After a failure no connection is kept.
 func (l *link) check(ctx context.Context, timeout time.Duration) (o observation, err error) {
-	defer func() {
-		// lib/pq indexes into messages without looking; wire only checks their frames.
-		if r := recover(); r != nil {
-			l.drop()
-			err = asCheckError("query", errNotPostgreSQL)
-		}
-	}()
 	b := &budget{left: timeout}
 	l.takeReplacement()
 	if l.kept != nil {
@@ -154,7 +148,10 @@ func (l *link) query(ctx context.Context, b *budget) (o observation, err error) 
 		stop := l.kept.limit(ctx, deadline)
 		defer stop()
 		for {
-			o, err = l.kept.query(queries[l.form])
+			err = contained(func() (err error) {
+				o, err = l.kept.query(queries[l.form])
+				return err
+			})
 			sqlstate, refused := degrades(err)
 			if !refused || l.form == len(queries)-1 {
 				return err
@@ -208,7 +205,7 @@ func closedByServer(err error) bool {
 	}
 	if e.sqlstate != "" {
 		// Connection exceptions, as poolers report them, and operator intervention.
-		return e.sqlstate.Class() == "08" || e.sqlstate.Class() == "57"
+		return e.sqlstate.Class() == "08" || strings.HasPrefix(string(e.sqlstate), "57P")
 	}
 	return errors.As(err, new(*net.OpError))
 }
@@ -220,6 +217,7 @@ type checkError struct {
 	sqlstate     pqerror.Code // of the server's answer, if that is what failed
 	costly       bool         // a TLS handshake or password authentication had begun
 	passwordSent bool
+	encryption   encryption // of the connection that was tried
 }
 
 func (e *checkError) Error() string { return e.op + ": " + e.err.Error() }
