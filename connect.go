@@ -378,9 +378,10 @@ func (w *wire) Read(p []byte) (int, error) {
 }
 
 // inspect follows the bytes b of the stream. A message is a type, a length that
-// counts itself but not the type, and a body.
+// counts itself but not the type, and a body, which of an AuthenticationRequest
+// begins with its kind.
 func (w *wire) inspect(b []byte) error {
-	const headLen, authCodeLen, authOK = 5, 4, 0
+	const headLen, authLen, authOK = 5, 9, 0
 	for len(b) > 0 {
 		if w.free && len(b) > w.left {
 			return errNotPostgreSQL // an error without end
@@ -390,32 +391,30 @@ func (w *wire) inspect(b []byte) error {
 			b = b[skip:]
 			continue
 		}
-		want := headLen
-		if len(w.head) > 0 && w.head[0] == 'R' {
-			want += authCodeLen // AuthenticationRequest begins with its kind
-		}
-		take := min(want-len(w.head), len(b))
-		if len(w.head) == 0 {
-			take = 1 // the type, which decides how much is wanted
-		}
-		w.head = append(w.head, b[:take]...)
-		b = b[take:]
-		if len(w.head) < want || len(w.head) == 1 {
-			continue
-		}
-		kind, n := w.head[0], binary.BigEndian.Uint32(w.head[1:])
-		if kind == 'E' && (n < 8 || n > maxError+4) {
-			// A server that cannot start a backend writes "E" and plain text.
-			w.free, w.left = true, maxError
-			continue
-		}
-		if !bytes.ContainsRune([]byte("RKSZTDCENAIvGHdcsnt123VW"), rune(kind)) || n < uint32(want-1) || n > maxMessage {
-			return errNotPostgreSQL
-		}
-		if kind == 'R' {
+		w.head = append(w.head, b[0])
+		b = b[1:]
+		kind := w.head[0]
+		switch {
+		case len(w.head) == headLen:
+			n := binary.BigEndian.Uint32(w.head[1:])
+			switch {
+			case kind == 'E' && (n < 8 || n > maxError+4):
+				// A server that cannot start a backend writes "E" and plain text.
+				w.free, w.left = true, maxError
+				continue
+			case bytes.IndexByte([]byte("RKSZTDCENAIvGHdcsnt123VW"), kind) < 0,
+				n < 4 || kind == 'R' && n < 8, n > maxMessage:
+				return errNotPostgreSQL
+			case kind == 'R':
+				continue // to the kind
+			}
+			w.left = int(n) - 4
+		case len(w.head) == authLen:
 			w.passwordWanted = w.passwordWanted || binary.BigEndian.Uint32(w.head[headLen:]) != authOK
+			w.left = int(binary.BigEndian.Uint32(w.head[1:])) - 8
+		default:
+			continue
 		}
-		w.left = int(n) - (want - 1)
 		w.head = w.head[:0]
 	}
 	return nil

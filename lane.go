@@ -27,10 +27,10 @@ type lanes struct {
 	server *server
 	log    *slog.Logger
 	odd    chan net.Conn // connections for net/http
+	end    chan struct{} // closed when no more of them come
 
 	running sync.WaitGroup
-	ending  atomic.Bool
-	end     chan struct{} // closed then
+	ending  atomic.Bool // stop has been called
 
 	mu        sync.Mutex // guards the following
 	conns     map[net.Conn]struct{}
@@ -41,15 +41,22 @@ func newLanes(s *server, log *slog.Logger) *lanes {
 	return &lanes{server: s, log: log, odd: make(chan net.Conn), end: make(chan struct{}), conns: make(map[net.Conn]struct{})}
 }
 
-// acceptRest is how long we wait when no connection can be accepted, for lack of
-// file descriptors, say.
-const acceptRest = 10 * time.Millisecond
+// When no connection can be accepted, for lack of file descriptors, say, we try
+// again soon, and tell about it now and then.
+const (
+	acceptRest      = 10 * time.Millisecond
+	acceptWarnEvery = time.Minute
+)
 
 // serve accepts connections on l until stop is called, which closes l.
 func (a *lanes) serve(l net.Listener) error {
 	a.mu.Lock()
 	a.listeners = append(a.listeners, l)
+	if a.ending.Load() {
+		l.Close() // stop may have looked for listeners before
+	}
 	a.mu.Unlock()
+	var warned time.Time
 	for {
 		c, err := l.Accept()
 		switch {
@@ -60,7 +67,10 @@ func (a *lanes) serve(l net.Listener) error {
 		case errors.Is(err, net.ErrClosed):
 			return err
 		default:
-			a.log.Debug("accepting a connection failed", errAttr(err))
+			if now := time.Now(); now.Sub(warned) >= acceptWarnEvery {
+				a.log.Warn("accepting connections failed", errAttr(err))
+				warned = now
+			}
 			time.Sleep(acceptRest)
 		}
 	}
@@ -87,10 +97,11 @@ func (a *lanes) open(c net.Conn) {
 }
 
 // stop takes no more connections and ends all lanes once they have answered what
-// they have read. It waits for that until timeout has passed.
+// they have read. It waits for that until timeout has passed. net/http gets what
+// is odd until then.
 func (a *lanes) stop(timeout time.Duration) {
+	defer close(a.end)
 	a.ending.Store(true)
-	close(a.end)
 	a.mu.Lock()
 	for _, l := range a.listeners {
 		l.Close()
@@ -123,17 +134,19 @@ type lane struct {
 	*lanes
 	conn    net.Conn
 	read    []byte
-	renewed time.Time // when the time for the next request was given last
+	begun   bool      // the time for a request runs, that of the first from the start
+	renewed time.Time // when the time to begin one was given last
 }
 
 const (
 	minLaneBuffer = 1 << 10
 	maxLaneBuffer = maxHeader
+	sendAt        = 4 << 10     // so many bytes of answers are not kept back
 	renewEvery    = time.Second // deadlines cost, and need not be exact
 )
 
 // replies holds buffers for answers.
-var replies = sync.Pool{New: func() any { b := make([]byte, 0, 4<<10); return &b }}
+var replies = sync.Pool{New: func() any { b := make([]byte, 0, sendAt); return &b }}
 
 // run answers requests until the connection is to be closed, or belongs to
 // net/http: then kept is true.
@@ -144,6 +157,7 @@ func (n *lane) run() (kept bool) {
 		}
 	}()
 	n.read = make([]byte, 0, minLaneBuffer)
+	n.begun = true
 	n.conn.SetDeadline(time.Now().Add(headerTimeout))
 	for {
 		if len(n.read) == cap(n.read) {
@@ -173,12 +187,12 @@ func (n *lane) run() (kept bool) {
 // renew gives the client time for its next request: plenty while it has sent
 // nothing of it, headerTimeout for all of it once it has begun.
 func (n *lane) renew() {
-	now := time.Now()
-	switch {
-	case len(n.read) > 0 && !n.renewed.IsZero():
+	switch now := time.Now(); {
+	case n.begun: // and not yet all there
+	case len(n.read) > 0:
 		n.conn.SetDeadline(now.Add(headerTimeout))
-		n.renewed = time.Time{}
-	case len(n.read) == 0 && now.Sub(n.renewed) >= renewEvery:
+		n.begun, n.renewed = true, time.Time{}
+	case now.Sub(n.renewed) >= renewEvery:
 		n.conn.SetDeadline(now.Add(idleTimeout))
 		n.renewed = now
 	}
@@ -219,18 +233,19 @@ func (n *lane) answer() laneState {
 			state = laneOdd
 			break
 		}
-		q.lane = n
-		if q.mayWait() {
+		if len(out) >= sendAt || q.mayWait() {
 			if n.write(&out) != nil {
 				return laneClose
 			}
 		}
+		q.lane = n
 		status, a := rt.serve(n.server, rt, q.request)
-		if q.close {
+		if n.ending.Load() || q.close {
 			state = laneClose
 		}
-		out = a.appendResponse(out, status, q.head, q.close)
+		out = a.appendResponse(out, status, q.head, state == laneClose)
 		rest = rest[size:]
+		n.begun = false
 	}
 	if n.write(&out) != nil {
 		return laneClose
@@ -257,14 +272,13 @@ func (n *lane) watch() (gone <-chan struct{}, stop func()) {
 	if l, ok := c.(*limitedConn); ok {
 		c = l.Conn
 	}
-	tcp, ok := c.(*net.TCPConn)
-	if !ok {
-		return nil, func() {}
+	stopWatch := func() {}
+	if tcp, ok := c.(*net.TCPConn); ok {
+		gone, stopWatch = watchPeer(tcp, hungUp)
 	}
-	// The time to send a request does not run while one is waiting.
-	gone, stopWatch := watchPeer(tcp, hungUp)
 	return gone, func() {
 		stopWatch()
+		// The time to send a request does not run while one is waiting.
 		n.conn.SetDeadline(time.Now().Add(idleTimeout))
 	}
 }
@@ -305,7 +319,7 @@ var oddFields = [][]byte{
 func parsePlain(b []byte) (q plainRequest, size int, plain bool) {
 	line, rest, found := bytes.Cut(b, lineEnd)
 	if !found {
-		return q, 0, true
+		return q, 0, noLineEnd(line)
 	}
 	switch {
 	case bytes.HasPrefix(line, getPrefix):
@@ -327,7 +341,7 @@ func parsePlain(b []byte) (q plainRequest, size int, plain bool) {
 		line, rest, found = bytes.Cut(rest, lineEnd)
 		switch {
 		case !found:
-			return q, 0, true
+			return q, 0, noLineEnd(line)
 		case len(line) == 0:
 			return q, len(b) - len(rest), hosts == 1
 		}
@@ -357,6 +371,10 @@ func parsePlain(b []byte) (q plainRequest, size int, plain bool) {
 		}
 	}
 }
+
+// noLineEnd reports whether b, which holds no lineEnd, is not ended by a mere line
+// feed either.
+func noLineEnd(b []byte) bool { return bytes.IndexByte(b, '\n') < 0 }
 
 // class is a set of bytes that may stand at some place of a request.
 type class uint8
