@@ -55,6 +55,7 @@ type hostState struct {
 	lagMS       lag  // 0 on a master
 	lagBytes    lag  // 0 on a master
 	diverged    bool // proven to be on another WAL history than the master
+	ownCommit   bool // lastReplay is proven to be by the master's clock, not an earlier master's
 }
 
 // possiblyDead reports whether the host failed to answer since it last did.
@@ -110,6 +111,8 @@ type table struct {
 	ref     observation   // last one of the selected master, or of the one selected last
 	refHost int           // its index, -1 if there never was a master
 	history masterHistory // of ref's server and timeline
+	since   lsn           // how far ref's server had inserted when it was selected
+	earlier observation   // of the masters before it, the one whose clock is furthest ahead; start is zero if none
 	floor   timeline      // in timeline mode: the highest timeline selected so far
 }
 
@@ -127,7 +130,10 @@ func (t *table) view() *view { return t.current.Load() }
 func (t *table) observe(i int, o observation) (old, next *view) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	t.states[i] = t.states[i].answered(o)
+	was := &t.states[i]
+	is := was.answered(o)
+	is.ownCommit = t.ownCommit(was, &o)
+	t.states[i] = is
 	t.reselect()
 	if i == t.master {
 		t.masterSeen()
@@ -163,18 +169,22 @@ func (t *table) reselect() {
 		return
 	}
 	m := &t.states[t.master]
-	if t.masterByTimeline && !t.ref.otherCluster(m.observation) {
-		t.floor = max(t.floor, m.timeline)
-	} else {
-		t.floor = m.timeline
-	}
+	t.floor = m.timeline // which pickMaster lets only rise, within a cluster
 	if t.master != t.refHost || !t.ref.sameServer(m.observation) || t.ref.timeline != m.timeline {
-		// Positions of another server or timeline say nothing about this one.
+		// Positions of another server or timeline say nothing about this one, but
+		// replicas may still show the last transaction of an earlier master.
+		switch {
+		case t.refHost < 0:
+		case t.ref.otherCluster(m.observation):
+			t.earlier = observation{}
+		case t.earlier.start.IsZero() || t.ref.clock.Sub(t.earlier.clock) > t.ref.start.Sub(t.earlier.start):
+			t.earlier = t.ref
+		}
 		t.history.reset()
 		for j := range t.states {
-			t.states[j].diverged = false
+			t.states[j].diverged, t.states[j].ownCommit = false, false
 		}
-		t.refHost, t.ref = t.master, m.observation
+		t.refHost, t.ref, t.since = t.master, m.observation, m.insert.pageStart()
 		t.masterSeen()
 		for j := range t.states {
 			t.measure(&t.states[j])
@@ -221,17 +231,43 @@ func (t *table) measure(s *hostState) {
 		return
 	}
 	s.lagMS = lag{}
-	master, write := &t.ref, t.ref.write
-	if t.refHost < 0 || s.otherCluster(t.ref) {
-		master, write = nil, 0
+	write := t.ref.write
+	if s.otherCluster(t.ref) {
+		write = 0
 	}
-	if age, ok := commitAge(s.observation, master); ok {
+	if age, ok := t.commitAge(s); ok {
 		s.lagMS = lagOf(age)
 	}
 	if at, ok := t.replayedBy(s); ok {
 		s.lagMS = least(s.lagMS, lagOf(s.end.Sub(at)))
 	}
 	s.lagBytes = byteLag(s.observation, write)
+}
+
+// ownCommit reports whether the last transaction of a replica seen as o is proven
+// to be one of ref's server: when the replica was seen as was, it had replayed WAL
+// of that server, and has replayed a transaction since. The caller holds mu.
+func (t *table) ownCommit(was *hostState, o *observation) bool {
+	if !o.standby || !was.standby || !was.sameServer(*o) {
+		return false
+	}
+	return was.ownCommit ||
+		t.refHost >= 0 && was.replay.pageStart() >= t.since && !o.lastReplay.Equal(was.lastReplay)
+}
+
+// commitAge returns the age of the last transaction that replica s has replayed.
+// Unless it is known to be of ref's server, it may be of a master before it, whose
+// clock told another time. The caller holds mu.
+func (t *table) commitAge(s *hostState) (time.Duration, bool) {
+	if t.refHost < 0 || s.otherCluster(t.ref) {
+		return commitAge(s.observation, nil)
+	}
+	age, ok := commitAge(s.observation, &t.ref)
+	if ok && !s.ownCommit && !t.earlier.start.IsZero() {
+		other, _ := commitAge(s.observation, &t.earlier)
+		age = max(age, other)
+	}
+	return age, ok
 }
 
 // ahead reports whether replica i has replayed WAL beyond the newest known
@@ -247,7 +283,7 @@ func (t *table) ahead(i int, period time.Duration) (master int, ok bool) {
 		s.replay.pageStart() <= t.ref.insert.pageStart() {
 		return 0, false
 	}
-	age, known := commitAge(s.observation, &t.ref)
+	age, known := t.commitAge(s)
 	return t.master, !known || age > period
 }
 

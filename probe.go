@@ -33,8 +33,8 @@ const (
 		` CROSS JOIN (SELECT NULL AS min_recovery_end_timeline) r` +
 		` CROSS JOIN (SELECT NULL AS system_identifier) y`
 
-	// A replica's replay position is read before what it is compared with, so
-	// that the lag comes out larger rather than smaller.
+	// A replica's replay position is read before how much it has received, so that
+	// the lag comes out larger rather than smaller.
 	queryValues = `CASE WHEN s.standby THEN pg_catalog.pg_last_wal_replay_lsn() ELSE pg_catalog.pg_current_wal_lsn() END, ` +
 		`CASE WHEN s.standby THEN pg_catalog.pg_last_wal_receive_lsn() ELSE pg_catalog.pg_current_wal_insert_lsn() END, ` +
 		`CASE WHEN s.standby THEN NULL ELSE pg_catalog.pg_walfile_name(pg_catalog.pg_current_wal_insert_lsn()) END, ` +
