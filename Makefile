@@ -22,6 +22,9 @@ test: ## All that CI runs: unit tests with the race detector, and e2e tests
 	CGO_ENABLED=1 go test -race .
 	go test -count=1 -timeout 20m ./e2e
 
+test-matrix: ## The e2e tests on PostgreSQL 13 and 17, as root on Debian
+	packaging/test-matrix.sh
+
 lint: cross ## Formatting, vet, staticcheck, and that every platform builds
 	test -z "$$(gofmt -l .)"
 	go vet ./...
@@ -45,4 +48,4 @@ clean: ## Remove what the other targets made
 	rm -rf pg-status dist
 
 FORCE:
-.PHONY: help build demo test lint cross dist test-packaging clean FORCE
+.PHONY: help build demo test test-matrix lint cross dist test-packaging clean FORCE

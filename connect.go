@@ -154,7 +154,7 @@ func dialAny(ctx context.Context, addrs []netip.Addr, port uint16, deadline time
 	for i, a := range addrs {
 		share := time.Until(deadline) / time.Duration(len(addrs)-i)
 		d := net.Dialer{Deadline: time.Now().Add(share)}
-		c, err := d.DialContext(ctx, "tcp", netip.AddrPortFrom(a, port).String())
+		c, err := d.DialContext(ctx, "tcp", netip.AddrPortFrom(a.Unmap(), port).String())
 		if err == nil {
 			return c.(*net.TCPConn), nil
 		}

@@ -185,8 +185,9 @@ func (s *server) find(p *params) (i int, bad *answer) {
 			return -1, answersInvalid["port"]
 		}
 	}
+	bare := strings.TrimSuffix(strings.TrimPrefix(p.host.value, "["), "]")
 	for i, h := range s.monitor.cfg.hosts {
-		if (h.name == p.host.value || h.addr == p.host.value) && (port == 0 || uint64(h.port) == port) {
+		if (h.name == p.host.value || h.addr == bare) && (port == 0 || uint64(h.port) == port) {
 			return i, nil
 		}
 	}
@@ -402,6 +403,7 @@ func newHTTPServer(s *server, log *slog.Logger) *http.Server {
 		Handler:                      s,
 		ReadHeaderTimeout:            headerTimeout,
 		IdleTimeout:                  idleTimeout,
+		WriteTimeout:                 maxWait*time.Millisecond + headerTimeout,
 		MaxHeaderBytes:               maxHeader,
 		DisableGeneralOptionsHandler: true,
 		ErrorLog:                     slog.NewLogLogger(log.Handler(), slog.LevelDebug),

@@ -228,8 +228,7 @@ func (n *lane) answer() laneState {
 		if plain && size == 0 {
 			break // not all of it is there yet
 		}
-		rt := routes[q.path]
-		if !plain || rt == nil {
+		if !plain {
 			state = laneOdd
 			break
 		}
@@ -239,7 +238,7 @@ func (n *lane) answer() laneState {
 			}
 		}
 		q.lane = n
-		status, a := rt.serve(n.server, rt, q.request)
+		status, a := q.route.serve(n.server, q.route, q.request)
 		if n.ending.Load() || q.close {
 			state = laneClose
 		}
@@ -286,6 +285,7 @@ func (n *lane) watch() (gone <-chan struct{}, stop func()) {
 // plainRequest is a request in the form that lanes answer.
 type plainRequest struct {
 	request
+	route *route
 	head  bool // HEAD, not GET
 	close bool // the client wants the connection closed
 }
@@ -334,7 +334,10 @@ func parsePlain(b []byte) (q plainRequest, size int, plain bool) {
 		return q, 0, false
 	}
 	path, query, _ := bytes.Cut(target, []byte{'?'})
-	q.path, q.query = text(path), text(query)
+	if q.route = routes[text(path)]; q.route == nil {
+		return q, 0, false
+	}
+	q.path, q.query = q.route.path, text(query)
 
 	hosts := 0
 	for {

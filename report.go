@@ -180,9 +180,9 @@ func (m *monitor) status(v *view) string {
 }
 
 // stuckAfter is how long, beyond the longest wait of a healthy monitor, none of
-// its goroutines may go round before it counts as stuck. One that waits for DNS
-// is not a sign of that, all of them are.
-const stuckAfter = 10 * time.Second
+// its goroutines may go round before it counts as stuck. It leaves time for a
+// resolver that tries every server and search domain in vain.
+const stuckAfter = 2 * time.Minute
 
 func (m *monitor) progresses() bool {
 	longest := max(maxBackOff, m.cfg.sleep) + m.cfg.queryTimeout + stuckAfter

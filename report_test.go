@@ -114,6 +114,23 @@ func TestHostRecords(t *testing.T) {
 	})
 }
 
+// A replica that comes back behind the thresholds is reported as that.
+func TestLaggingHostRecords(t *testing.T) {
+	behind := monBehind(2_000_000, time.Hour)
+	back := []string{
+		"INFO monitor: host state changed host=b state=alive role=replica",
+		"INFO monitor: replica synchronization changed host=b dimension=time synchronous=false lag_ms=3600000 threshold_ms=1000",
+		"INFO monitor: replica synchronization changed host=b dimension=bytes synchronous=false lag_bytes=2000000 threshold_bytes=1000000"}
+	monSteps(t, slog.LevelInfo, monConfig(2, func(c *config) { c.maxFails = 1 }), []monStep{
+		{name: "master", host: 0, saw: monMaster, want: []string{"INFO monitor: host state changed host=a state=alive role=master"}},
+		{name: "first answer", host: 1, saw: behind, want: back},
+		{name: "failure", host: 1, saw: errMonTimeout, want: []string{
+			"ERROR monitor: PostgreSQL poll timed out host=b timeout_ms=1000 operation=query",
+			"WARNING monitor: host state changed host=b state=dead"}},
+		{name: "recovery", host: 1, saw: behind, want: back},
+	})
+}
+
 func TestNeverAnsweringHost(t *testing.T) {
 	steps := []monStep{
 		{name: "first failure", saw: errMonRefused, want: []string{"ERROR monitor: " + monLogRefused}},

@@ -29,7 +29,8 @@ const (
 
 // baseConf is the configuration of every server. Nothing survives a crash of the
 // machine, nothing works in the background of its own accord, and WAL is kept
-// for any standby that may be pointed here later.
+// for any standby that may be pointed here later. Passwords are as is the default
+// from PostgreSQL 14 on.
 const baseConf = `
 unix_socket_directories = ''
 fsync = off
@@ -42,6 +43,7 @@ max_wal_size = 2GB
 checkpoint_timeout = 1h
 autovacuum = off
 shared_buffers = 16MB
+password_encryption = scram-sha-256
 wal_retrieve_retry_interval = 100ms
 log_line_prefix = '%m [%p] %q%a '
 log_timezone = 'UTC'
