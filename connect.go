@@ -273,9 +273,9 @@ func (l *link) password() (string, error) {
 		return p, nil
 	}
 	if f := l.cfg.passFile; f != "" {
-		// libpq passes over such a file too; lib/pq would write a warning of its own.
-		if info, err := os.Stat(f); err == nil && info.Mode().Perm()&0o077 != 0 {
-			return "", fmt.Errorf("PGPASSFILE: %s has group or world access; permissions should be u=rw (0600) or less", f)
+		// libpq and lib/pq pass over such a file, with a warning of their own.
+		if info, err := os.Stat(f); err == nil && info.Mode().Perm()&0o177 != 0 {
+			return "", fmt.Errorf("PGPASSFILE: permissions of %s should be u=rw (0600) or less", f)
 		}
 	}
 	return l.cfg.password, nil

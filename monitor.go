@@ -287,7 +287,10 @@ func later(a, b time.Time) time.Time {
 }
 
 // maxBackOff bounds the period of dead hosts whose failures are costly.
-const maxBackOff = 8 * time.Second
+const (
+	maxBackOff      = 8 * time.Second
+	enoughDoublings = 13 // of 1 ms, the shortest period
+)
 
 // period returns the schedule's period, which doubles with each costly failure of
 // a dead host while a master is selected. Without one, any host may bring it back.
@@ -378,10 +381,12 @@ func (w *watcher) record(o observation, err error, kind checkKind) {
 	w.noteCost(&next.hosts[w.i], err, kind)
 	w.report.outcome(m, w.i, o, err, kind)
 	m.logChanges(old, next)
-	if master, ok := m.table.ahead(w.i, m.cfg.sleep); ok && !m.watchers[master].busy.Load() {
-		// One that is under way will do: replicas share it.
-		m.watchers[master].wanted.Store(true)
-		m.watchers[master].wakeUp()
+	if i, ok := m.table.ahead(w.i, m.cfg.sleep); ok {
+		// Replicas share a check that has begun since they were seen.
+		if master := m.watchers[i]; !master.busy.Load() || master.started.time().Before(o.end) {
+			master.wanted.Store(true)
+			master.wakeUp()
+		}
 	}
 	if w.i == next.master || old.masterResponsive() != next.masterResponsive() || old.master != next.master {
 		m.wakeAll()
@@ -410,7 +415,7 @@ func (w *watcher) noteCost(s *hostState, err error, kind checkKind) {
 		return
 	}
 	if e, ok := err.(*checkError); ok && e.costly && !s.alive {
-		w.costlyFails++
+		w.costlyFails = min(w.costlyFails+1, enoughDoublings)
 	} else {
 		w.costlyFails = 0
 	}

@@ -342,14 +342,14 @@ func TestProgresses(t *testing.T) {
 			t.Error("one stuck host of two counts as no progress")
 		}
 		a.set(stuck)
-		// Of its last round at 59 s: the longest back-off 8 s, a check 1 s, and 10 s.
-		monUntil(a, 77900*time.Millisecond)
+		// Of its last round at 59 s: the longest back-off 8 s, a check 1 s, and 120 s.
+		monUntil(a, 187900*time.Millisecond)
 		if !m.progresses() {
-			t.Error("no progress after less than 19 s")
+			t.Error("no progress after less than 129 s")
 		}
-		monUntil(a, 78100*time.Millisecond)
+		monUntil(a, 188100*time.Millisecond)
 		if m.progresses() {
-			t.Error("progress after 19 s in which no host went round")
+			t.Error("progress after 129 s in which no host went round")
 		}
 	})
 }
