@@ -131,14 +131,14 @@ func (v *view) render(of []hostAnswers) *rendered {
 // appendState appends the fields of host i that change, and its port.
 func (v *view) appendState(b []byte, i int, of *hostAnswers) []byte {
 	s := v.hosts[i] // a copy
-	lagBytes := v.byteLag(&s)
+	lagMS, lagBytes := v.timeLag(&s), v.byteLag(&s)
 	if !s.alive {
-		s.lagMS, lagBytes, s.observation = lag{}, lag{}, observation{}
+		lagMS, lagBytes, s.observation = lag{}, lag{}, observation{}
 	}
 	b = strconv.AppendBool(append(b, `"master":`...), s.liveMaster())
 	b = strconv.AppendBool(append(b, `,"alive":`...), s.alive)
 	b = strconv.AppendBool(append(b, `,"possible_dead":`...), s.possiblyDead())
-	b = s.lagMS.append(append(b, `,"lag_ms":`...))
+	b = lagMS.append(append(b, `,"lag_ms":`...))
 	b = strconv.AppendBool(append(b, `,"sync_by_time":`...), v.syncByTime(&s))
 	b = lagBytes.append(append(b, `,"lag_bytes":`...))
 	b = strconv.AppendBool(append(b, `,"sync_by_bytes":`...), v.syncByBytes(&s))

@@ -206,7 +206,7 @@ func TestStatusOfStates(t *testing.T) {
 			o := known
 			o.timeline = max32
 			tab.observe(1, o)
-		}, `"master":false,"alive":true,"possible_dead":false,"lag_ms":6193,"sync_by_time":false,"lag_bytes":null,"sync_by_bytes":false,"lsn":"0/2FFFE98","port":5432,"timeline":4294967295`},
+		}, `"master":false,"alive":true,"possible_dead":false,"lag_ms":null,"sync_by_time":false,"lag_bytes":null,"sync_by_bytes":false,"lsn":"0/2FFFE98","port":5432,"timeline":4294967295`},
 		{"replica without a position", func(tab *table) { tab.observe(1, httpReplica(0, 6193)) },
 			// 0x3000060 is 50331744
 			`"master":false,"alive":true,"possible_dead":false,"lag_ms":6193,"sync_by_time":false,"lag_bytes":50331744,"sync_by_bytes":false,"lsn":null,"port":5432,"timeline":1`},

@@ -72,7 +72,7 @@ var settings = []setting{
 	{"pg_status__sync_max_lag_bytes", "1000000", "Largest lag in bytes of WAL of a synchronous replica."},
 	{"pg_status__master_selection", "order", "Which of several masters is chosen: order (the first in pg_status__hosts) or timeline (the highest)."},
 	{"pg_status__wait_check_ms", "10", "Milliseconds between checks of a host that a request with wait_ms waits for."},
-	{"pg_status__failover_check_ms", "100", "Milliseconds between checks of live replicas while there is no master; 0 for no extra checks."},
+	{"pg_status__failover_check_ms", "100", "Milliseconds between checks of live replicas while the master is gone or does not answer; 0 for no extra checks."},
 	{"pg_status__http_listen_address", "0.0.0.0", "IP address to listen on, or * for all of IPv4 and IPv6."},
 	{"pg_status__http_port", "8000", "HTTP port; 0 takes a free one."},
 	{"pg_status__log_level", "info", "Least severe records to log: debug, info, warning (or warn), error or fatal."},

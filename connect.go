@@ -11,6 +11,8 @@ import (
 	"net"
 	"net/netip"
 	"os"
+	"strconv"
+	"strings"
 	"time"
 
 	"github.com/lib/pq"
@@ -139,12 +141,27 @@ func (l *link) openOne(ctx context.Context, b *budget, addrs []netip.Addr, kind 
 	}
 	if err != nil {
 		s.tcp.Close()
+		if s.wire != nil && s.wire.passwordShown {
+			err = redact(err, password)
+		}
 		e := asCheckError(s.doing, err)
 		e.costly, e.passwordSent, e.encryption = s.costly, s.wire != nil && s.wire.passwordWanted, s.encryption
 		return nil, e
 	}
 	s.opened = time.Now()
 	return s, nil
+}
+
+// redact removes the password from what a server answered that was told it.
+func redact(err error, password string) error {
+	if p := new(pq.Error); password != "" && errors.As(err, &p) {
+		p.Message = strings.ReplaceAll(p.Message, password, "***")
+		return err
+	}
+	if password == "" || errors.As(err, new(net.Error)) || !strings.Contains(err.Error(), password) {
+		return err
+	}
+	return errors.New(strings.ReplaceAll(err.Error(), password, "***"))
 }
 
 // dialAny connects to the first of addrs that accepts before the deadline. Each
@@ -296,20 +313,21 @@ func contained(f func() error) (err error) {
 // before the values of its row may be forgotten: they lie in lib/pq's buffer.
 func (s *session) query(sql string) (observation, error) {
 	start := time.Now()
+	s.wire.said = s.wire.said[:0]
 	rows, err := s.conn.QueryContext(context.Background(), sql, nil)
 	if err != nil {
-		return observation{}, err
+		return observation{}, s.wire.explain(err)
 	}
 	row := make([]driver.Value, len(rows.Columns()))
 	if err := rows.Next(row); err != nil {
 		if err == io.EOF {
-			err = errors.New("invalid result: no row")
+			return observation{}, errors.New("invalid result: no row")
 		}
-		return observation{}, err
+		return observation{}, s.wire.explain(err)
 	}
 	o, invalid := parseRow(row, start, time.Now())
 	if err := rows.Close(); err != nil {
-		return observation{}, err
+		return observation{}, s.wire.explain(err)
 	}
 	if invalid != nil {
 		return observation{}, fmt.Errorf("invalid result: %w", invalid)
@@ -356,7 +374,11 @@ type wire struct {
 	head           []byte // of the message whose beginning is being read
 	left           int    // bytes of the current message yet to come
 	free           bool   // the rest is one error as plain text, of at most left bytes
+	sasl           []byte // of an AuthenticationSASLContinue that is being read
+	inError        bool   // the current message is an ErrorResponse
+	said           []byte // by the last one
 	passwordWanted bool
+	passwordShown  bool // the server wanted the password itself, not a proof of it
 }
 
 // maxMessage is far above the largest message that our session brings, an error
@@ -366,6 +388,10 @@ const (
 	maxMessage = 1 << 16
 	maxError   = 30_000
 )
+
+// maxIterations bounds the work that a server may ask for to prove a password
+// with SCRAM, as no deadline interrupts it. PostgreSQL's default is 4,096.
+const maxIterations = 1_000_000
 
 var errNotPostgreSQL = errors.New("not PostgreSQL's protocol; is it a PostgreSQL server?")
 
@@ -381,13 +407,24 @@ func (w *wire) Read(p []byte) (int, error) {
 // counts itself but not the type, and a body, which of an AuthenticationRequest
 // begins with its kind.
 func (w *wire) inspect(b []byte) error {
-	const headLen, authLen, authOK = 5, 9, 0
+	const headLen, authLen = 5, 9
 	for len(b) > 0 {
 		if w.free && len(b) > w.left {
 			return errNotPostgreSQL // an error without end
 		}
 		if skip := min(w.left, len(b)); skip > 0 {
-			w.left -= skip
+			if w.sasl != nil {
+				w.sasl = append(w.sasl, b[:skip]...)
+			}
+			if w.inError {
+				w.said = append(w.said, b[:skip]...)
+			}
+			if w.left -= skip; w.left == 0 && w.sasl != nil {
+				if err := checkIterations(w.sasl); err != nil {
+					return err
+				}
+				w.sasl = nil
+			}
 			b = b[skip:]
 			continue
 		}
@@ -397,6 +434,9 @@ func (w *wire) inspect(b []byte) error {
 		switch {
 		case len(w.head) == headLen:
 			n := binary.BigEndian.Uint32(w.head[1:])
+			if w.inError = kind == 'E'; w.inError {
+				w.said = w.said[:0]
+			}
 			switch {
 			case kind == 'E' && (n < 8 || n > maxError+4):
 				// A server that cannot start a backend writes "E" and plain text.
@@ -410,12 +450,63 @@ func (w *wire) inspect(b []byte) error {
 			}
 			w.left = int(n) - 4
 		case len(w.head) == authLen:
-			w.passwordWanted = w.passwordWanted || binary.BigEndian.Uint32(w.head[headLen:]) != authOK
+			const ok, cleartext, saslContinue = 0, 3, 11
+			kind := binary.BigEndian.Uint32(w.head[headLen:])
+			w.passwordWanted = w.passwordWanted || kind != ok
+			w.passwordShown = w.passwordShown || kind == cleartext
+			if kind == saslContinue {
+				w.sasl = []byte{}
+			}
 			w.left = int(binary.BigEndian.Uint32(w.head[1:])) - 8
 		default:
 			continue
 		}
 		w.head = w.head[:0]
+	}
+	return nil
+}
+
+// lastWords is the error with which a server ended the session.
+type lastWords struct{ said *pq.Error }
+
+func (e lastWords) Error() string        { return e.said.Error() }
+func (e lastWords) Is(target error) bool { return target == driver.ErrBadConn }
+func (e lastWords) Unwrap() error        { return e.said }
+
+// explain returns the error with which the server ended the session, if it did:
+// of that, lib/pq only tells that the connection is bad.
+func (w *wire) explain(err error) error {
+	if n := net.Error(nil); errors.As(err, &n) && n.Timeout() || errors.Is(err, errNotPostgreSQL) {
+		return err
+	}
+	e := &pq.Error{}
+	for field := range bytes.SplitSeq(w.said, []byte{0}) {
+		if len(field) > 1 {
+			switch value := string(field[1:]); field[0] {
+			case 'S':
+				e.Severity = value
+			case 'C':
+				e.Code = pqerror.Code(value)
+			case 'M':
+				e.Message = value
+			}
+		}
+	}
+	if !e.Fatal() || e.Message == "" {
+		return err
+	}
+	return lastWords{e}
+}
+
+// checkIterations looks at how much work the server's first message of SCRAM
+// asks for: "r=nonce,s=salt,i=iterations" (RFC 5802).
+func checkIterations(message []byte) error {
+	for attribute := range bytes.SplitSeq(message, []byte{','}) {
+		if count, ok := bytes.CutPrefix(attribute, []byte("i=")); ok {
+			if n, err := strconv.Atoi(string(count)); err != nil || n > maxIterations {
+				return fmt.Errorf("the server asks for %.20q iterations of SCRAM; at most %d are made", count, maxIterations)
+			}
+		}
 	}
 	return nil
 }

@@ -25,6 +25,8 @@ import (
 	"syscall"
 	"testing"
 	"time"
+
+	"github.com/lib/pq"
 )
 
 // monServer is a fake PostgreSQL server on loopback, which speaks as much of the
@@ -1059,4 +1061,51 @@ func FuzzInspect(f *testing.F) {
 			t.Errorf("inspect(%q) leaves left=%d, head=%q", stream, whole.left, whole.head)
 		}
 	})
+}
+
+// TestIterations: a server cannot make us compute for long. No deadline would end
+// that, as it is no reading or writing.
+func TestIterations(t *testing.T) {
+	const saslContinue = "\x0b"
+	for _, tt := range []struct{ said, want string }{
+		{"r=abc,s=QSXCR+Q6sek8bf92,i=4096", ""},
+		{"r=abc,s=QSXCR+Q6sek8bf92,i=1000000", ""},
+		{"r=abc,s=QSXCR+Q6sek8bf92,i=1000001", `the server asks for "1000001" iterations of SCRAM; at most 1000000 are made`},
+		{"r=abc,s=QSXCR+Q6sek8bf92,i=2000000000", `the server asks for "2000000000" iterations of SCRAM; at most 1000000 are made`},
+		{"i=99999999999999999999999999", `the server asks for "99999999999999999999" iterations of SCRAM; at most 1000000 are made`},
+		{"r=i=2000000000", ""}, // a nonce
+	} {
+		stream := monMessage('R', "\x00\x00\x00"+saslContinue+tt.said)
+		for chunk := 1; chunk <= len(stream); chunk++ {
+			w, got := new(wire), ""
+			for part := range slices.Chunk(stream, chunk) {
+				if err := w.inspect(part); err != nil {
+					got = err.Error()
+					break
+				}
+			}
+			if got != tt.want {
+				t.Fatalf("inspect(%q) in chunks of %d = %q; want %q", stream, chunk, got, tt.want)
+			}
+		}
+	}
+}
+
+func TestRedact(t *testing.T) {
+	for _, tt := range []struct {
+		err            error
+		password, want string
+	}{
+		{&pq.Error{Message: "you said hunter2", Code: "28P01"}, "hunter2", "pq: you said *** (28P01)"},
+		{&pq.Error{Message: "no (28P01)", Code: "28P01"}, "", "pq: no (28P01) (28P01)"},
+		{errors.New("pq: server error: Ehunter2 hunter2"), "hunter2", "pq: server error: E*** ***"},
+		{io.EOF, "hunter2", "EOF"},
+	} {
+		if got := redact(tt.err, tt.password).Error(); got != tt.want {
+			t.Errorf("redact(%q, %q) = %q; want %q", tt.err, tt.password, got, tt.want)
+		}
+	}
+	if redact(io.EOF, "hunter2") != io.EOF {
+		t.Error("an error without the password is not left as it is")
+	}
 }

@@ -257,17 +257,19 @@ func (t *table) ownCommit(was *hostState, o *observation) bool {
 
 // commitAge returns the age of the last transaction that replica s has replayed.
 // Unless it is known to be of ref's server, it may be of a master before it, whose
-// clock told another time. The caller holds mu.
-func (t *table) commitAge(s *hostState) (time.Duration, bool) {
+// clock told another time. It is not known if the transaction would be yet to come
+// by every clock that we know. The caller holds mu.
+func (t *table) commitAge(s *hostState) (age time.Duration, known bool) {
 	if t.refHost < 0 || s.otherCluster(t.ref) {
-		return commitAge(s.observation, nil)
+		age, known = commitAge(s.observation, nil)
+	} else {
+		age, known = commitAge(s.observation, &t.ref)
+		if known && !s.ownCommit && !t.earlier.start.IsZero() {
+			other, _ := commitAge(s.observation, &t.earlier)
+			age = max(age, other)
+		}
 	}
-	age, ok := commitAge(s.observation, &t.ref)
-	if ok && !s.ownCommit && !t.earlier.start.IsZero() {
-		other, _ := commitAge(s.observation, &t.earlier)
-		age = max(age, other)
-	}
-	return age, ok
+	return age, known && age >= 0
 }
 
 // ahead reports whether replica i has replayed WAL beyond the newest known
@@ -303,6 +305,7 @@ func (t *table) newView() *view {
 		hosts:       slices.Clone(t.states),
 		master:      t.master,
 		ref:         t.ref,
+		timeline:    t.ref.timeline,
 		ready:       true,
 		changed:     make(chan struct{}),
 	}
@@ -310,8 +313,11 @@ func (t *table) newView() *view {
 		s := &v.hosts[j]
 		v.ready = v.ready && s.checked
 		if t.master >= 0 && s.liveMaster() && !s.sameServer(t.ref) && !s.otherCluster(t.ref) {
-			v.rivals = true
+			v.rivals = v.rivals || s.responsive()
 			v.split = v.split || s.timeline == t.ref.timeline
+		}
+		if t.refHost < 0 && s.liveReplica() {
+			v.timeline = max(v.timeline, s.timeline)
 		}
 	}
 	return v

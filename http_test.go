@@ -455,7 +455,7 @@ func TestHTTPThresholds(t *testing.T) {
 		// No constraint where nothing is given.
 		{"/replica", 5_000_000, 100_000_000, "r"},
 		{"/replica", unknown, unknown, "r"},
-		{"/replica?lag_ms=500", 500, unknown, "r"},
+		{"/replica?lag_ms=500", 500, unknown, "m"},
 		{"/replica?lag_ms=500", 501, 8, "m"},
 		{"/replica?lag_ms=500", unknown, 8, "m"},
 		{"/replica?lag_bytes=500", unknown, 500, "r"},
@@ -470,7 +470,7 @@ func TestHTTPThresholds(t *testing.T) {
 		{"/replica?lag_bytes=18446744073709551615", 1, unknown, "m"},
 
 		{"/sync_by_time", 1000, 100_000_000, "r"},
-		{"/sync_by_time", 1000, unknown, "r"},
+		{"/sync_by_time", 1000, unknown, "m"},
 		{"/sync_by_time", 1001, 8, "m"},
 		{"/sync_by_time", unknown, 8, "m"},
 		{"/sync_by_time?lag_ms=2000", 2000, 8, "r"},
@@ -493,7 +493,7 @@ func TestHTTPThresholds(t *testing.T) {
 		{"/sync_by_time_or_bytes", 1001, 1_000_001, "m"},
 		{"/sync_by_time_or_bytes", unknown, 1_000_000, "r"},
 		{"/sync_by_time_or_bytes", unknown, 1_000_001, "m"},
-		{"/sync_by_time_or_bytes", 1000, unknown, "r"},
+		{"/sync_by_time_or_bytes", 1000, unknown, "m"},
 		{"/sync_by_time_or_bytes", 1001, unknown, "m"},
 		{"/sync_by_time_or_bytes", unknown, unknown, "m"},
 		{"/sync_by_time_or_bytes?lag_ms=10", 10, 1_000_001, "r"},
@@ -503,7 +503,7 @@ func TestHTTPThresholds(t *testing.T) {
 		{"/sync_by_time_or_bytes?lag_bytes=10", 1000, 11, "r"}, // by time
 		{"/sync_by_time_or_bytes?lag_bytes=10", 1001, 11, "m"},
 		{"/sync_by_time_or_bytes?lag_ms=10&lag_bytes=10", 11, 11, "m"},
-		{"/sync_by_time_or_bytes?lag_ms=5000", 5000, unknown, "r"},
+		{"/sync_by_time_or_bytes?lag_ms=5000", 5000, unknown, "m"},
 
 		{"/sync_by_time_and_bytes", 1000, 1_000_000, "r"},
 		{"/sync_by_time_and_bytes", 1001, 1_000_000, "m"},

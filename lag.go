@@ -46,7 +46,8 @@ func least(a, b lag) lag {
 // how far the replica's clock may be behind the master's. The age is increased
 // by that much, as only then can it be no less than the true one. A clock that
 // is ahead makes the age larger and is left alone. Without master the clocks are
-// taken to agree.
+// taken to agree. An age below 0 all the same means that some other clock told
+// the time.
 func commitAge(replica observation, master *observation) (time.Duration, bool) {
 	if replica.lastReplay.IsZero() {
 		return 0, false
@@ -58,7 +59,7 @@ func commitAge(replica observation, master *observation) (time.Duration, bool) {
 		behind := between - replica.clock.Sub(master.clock)
 		age += max(0, behind)
 	}
-	return max(0, age), true
+	return age, true
 }
 
 // byteLag returns how many bytes of WAL replica has yet to replay, as of its

@@ -1,7 +1,6 @@
 package main
 
 import (
-	"bytes"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -9,6 +8,7 @@ import (
 	"net/http"
 	"runtime/debug"
 	"strconv"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -20,7 +20,7 @@ import (
 // connection and answers the requests that are in the plain form which clients
 // send. At the first one that is in any other form it gives the connection to
 // net/http, with all that it has read and not answered. So net/http decides on
-// every oddity, and both ask server.respond for the answers.
+// every oddity, and both have the routes answer.
 
 // lanes serve the connections of the listeners.
 type lanes struct {
@@ -134,7 +134,7 @@ type lane struct {
 	*lanes
 	conn    net.Conn
 	read    []byte
-	begun   bool      // the time for a request runs, that of the first from the start
+	begun   bool      // a request; the first one when the client connects
 	renewed time.Time // when the time to begin one was given last
 }
 
@@ -224,13 +224,13 @@ func (n *lane) answer() laneState {
 	defer replies.Put(buffer)
 	out, rest, state := (*buffer)[:0], n.read, laneRead
 	for state == laneRead && len(rest) > 0 {
-		q, size, plain := parsePlain(rest)
-		if plain && size == 0 {
-			break // not all of it is there yet
-		}
+		q, size, plain := parsePlain(text(rest))
 		if !plain {
 			state = laneOdd
 			break
+		}
+		if size == 0 {
+			break // not all of it is there yet
 		}
 		if len(out) >= sendAt || q.mayWait() {
 			if n.write(&out) != nil {
@@ -290,84 +290,64 @@ type plainRequest struct {
 	close bool // the client wants the connection closed
 }
 
-// text returns b as a string without copying it: it is valid while b is not
-// modified, which is as long as one request is answered.
+// text returns b as a string without copying it: nothing may keep it, or a part
+// of it, when the request is answered, because b is used again.
 func text(b []byte) string { return unsafe.String(unsafe.SliceData(b), len(b)) }
 
-var (
-	getPrefix    = []byte("GET ")
-	headPrefix   = []byte("HEAD ")
-	versionOne   = []byte(" HTTP/1.1")
-	lineEnd      = []byte("\r\n")
-	hostName     = []byte("host")
-	acceptName   = []byte("accept")
-	connName     = []byte("connection")
-	keepAliveVal = []byte("keep-alive")
-	closeVal     = []byte("close")
-)
+// oddFields are header fields that change what a request means, in a way that
+// lanes do not know.
+var oddFields = []string{"Content-Length", "Transfer-Encoding", "Expect", "Upgrade", "TE", "Trailer"}
 
-// Header fields that change what a request means, in a way that lanes do not
-// know.
-var oddFields = [][]byte{
-	[]byte("content-length"), []byte("transfer-encoding"), []byte("expect"), []byte("upgrade"), []byte("te"), []byte("trailer"),
-}
-
-// parsePlain reads the request at the beginning of b. It returns its size, 0 if
+// parsePlain reads the request at the beginning of s. It returns its size, 0 if
 // not all of it is there, and false if it is not in plain form: a GET or HEAD of
-// HTTP/1.1 for a path and a query of printable ASCII, with one Host, fields of
-// valid names and printable values, and no body.
-func parsePlain(b []byte) (q plainRequest, size int, plain bool) {
-	line, rest, found := bytes.Cut(b, lineEnd)
+// HTTP/1.1 for a path that we know and a query of printable ASCII, with one Host,
+// fields of valid names and printable values, and no body.
+func parsePlain(s string) (q plainRequest, size int, plain bool) {
+	line, rest, found := strings.Cut(s, "\r\n")
 	if !found {
-		return q, 0, noLineEnd(line)
+		return q, 0, !strings.Contains(line, "\n") // which net/http takes too
 	}
-	switch {
-	case bytes.HasPrefix(line, getPrefix):
-		line = line[len(getPrefix):]
-	case bytes.HasPrefix(line, headPrefix):
-		line, q.head = line[len(headPrefix):], true
-	default:
+	method, line, _ := strings.Cut(line, " ")
+	q.head = method == http.MethodHead
+	target, found := strings.CutSuffix(line, " HTTP/1.1")
+	if !found || !q.head && method != http.MethodGet || !all(target, isTarget) {
 		return q, 0, false
 	}
-	target, found := bytes.CutSuffix(line, versionOne)
-	if !found || !all(target, isTarget) {
+	path, query, _ := strings.Cut(target, "?")
+	if q.route = routes[path]; q.route == nil {
 		return q, 0, false
 	}
-	path, query, _ := bytes.Cut(target, []byte{'?'})
-	if q.route = routes[text(path)]; q.route == nil {
-		return q, 0, false
-	}
-	q.path, q.query = q.route.path, text(query)
+	q.path, q.query = q.route.path, query
 
-	hosts := 0
-	for {
-		line, rest, found = bytes.Cut(rest, lineEnd)
+	for hosts := 0; ; {
+		line, rest, found = strings.Cut(rest, "\r\n")
 		switch {
 		case !found:
-			return q, 0, noLineEnd(line)
-		case len(line) == 0:
-			return q, len(b) - len(rest), hosts == 1
+			return q, 0, !strings.Contains(line, "\n")
+		case line == "":
+			return q, len(s) - len(rest), hosts == 1
 		}
-		name, value, found := bytes.Cut(line, []byte{':'})
-		if !found || len(name) == 0 || !all(name, isToken) || !all(value, isValue) {
+		name, value, found := strings.Cut(line, ":")
+		if !found || name == "" || !all(name, isToken) || !all(value, isValue) {
 			return q, 0, false
 		}
-		value = bytes.Trim(value, " \t")
+		value = strings.Trim(value, " \t")
 		switch {
-		case bytes.EqualFold(name, hostName):
+		case same(name, "Host"):
 			hosts++
-			if len(value) == 0 || !all(value, isHost) {
+			if value == "" || !all(value, isHost) {
 				return q, 0, false
 			}
-		case bytes.EqualFold(name, acceptName):
-			q.json = q.json || acceptsJSON(text(value))
-		case bytes.EqualFold(name, connName):
-			if q.close = q.close || bytes.EqualFold(value, closeVal); !q.close && !bytes.EqualFold(value, keepAliveVal) {
+		case same(name, "Accept"):
+			q.json = q.json || acceptsJSON(value)
+		case same(name, "Connection"):
+			q.close = q.close || same(value, "close")
+			if !q.close && !same(value, "keep-alive") {
 				return q, 0, false
 			}
 		default:
 			for _, odd := range oddFields {
-				if len(name) == len(odd) && bytes.EqualFold(name, odd) {
+				if same(name, odd) {
 					return q, 0, false
 				}
 			}
@@ -375,9 +355,8 @@ func parsePlain(b []byte) (q plainRequest, size int, plain bool) {
 	}
 }
 
-// noLineEnd reports whether b, which holds no lineEnd, is not ended by a mere line
-// feed either.
-func noLineEnd(b []byte) bool { return bytes.IndexByte(b, '\n') < 0 }
+// same reports whether s and t are the same in any case.
+func same(s, t string) bool { return len(s) == len(t) && strings.EqualFold(s, t) }
 
 // class is a set of bytes that may stand at some place of a request.
 type class uint8
@@ -393,10 +372,10 @@ var classes = func() (t [256]class) {
 	for c := 0x21; c < 0x7f; c++ {
 		t[c] = isTarget | isValue
 		letter := 'a' <= c|0x20 && c|0x20 <= 'z' || '0' <= c && c <= '9'
-		if letter || bytes.IndexByte([]byte("!#$%&'*+-.^_`|~"), byte(c)) >= 0 {
+		if letter || strings.IndexByte("!#$%&'*+-.^_`|~", byte(c)) >= 0 {
 			t[c] |= isToken
 		}
-		if letter || bytes.IndexByte([]byte("-._:[]"), byte(c)) >= 0 {
+		if letter || strings.IndexByte("-._:[]", byte(c)) >= 0 {
 			t[c] |= isHost
 		}
 	}
@@ -404,10 +383,10 @@ var classes = func() (t [256]class) {
 	return t
 }()
 
-// all reports whether all bytes of b are of class c.
-func all(b []byte, c class) bool {
-	for _, x := range b {
-		if classes[x]&c == 0 {
+// all reports whether all bytes of s are of class c.
+func all(s string, c class) bool {
+	for i := range len(s) {
+		if classes[s[i]]&c == 0 {
 			return false
 		}
 	}

@@ -66,7 +66,11 @@ func (l *link) check(ctx context.Context, timeout time.Duration) (o observation,
 		return observation{}, err
 	}
 	l.keep(s)
-	return l.query(ctx, b)
+	o, err = l.query(ctx, b)
+	if e := new(checkError); errors.As(err, &e) {
+		e.costly = s.costly // a pooler lets us in while its server is down
+	}
+	return o, err
 }
 
 // keep makes s the connection that checks use.

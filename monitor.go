@@ -150,6 +150,7 @@ type watcher struct {
 	busy    atomic.Bool   // a check is under way
 	started moment        // start of the last check of any kind
 	done    moment        // start of the last check of any kind that is over
+	took    atomic.Int64  // its duration, in nanoseconds
 	slot    moment        // of the schedule that was used last
 	beat    moment        // when the goroutine last went round
 
@@ -252,8 +253,15 @@ func (w *watcher) next(now time.Time) (time.Time, checkKind) {
 // due returns when the next check of the schedule is.
 func (w *watcher) due(v *view) time.Time { return w.slot.time().Add(w.period(v)) }
 
-// patience returns how long a replica's check may be put off for the master's.
-func (m *monitor) patience() time.Duration { return min(m.cfg.sleep/8, 50*time.Millisecond) }
+// patience returns how long a replica's check may be put off for the master's: for
+// longer than that took last, if it is far away.
+func (m *monitor) patience(v *view) time.Duration {
+	p := min(m.cfg.sleep/8, 50*time.Millisecond)
+	if v.master >= 0 {
+		p = max(p, 2*time.Duration(m.watchers[v.master].took.Load()))
+	}
+	return min(p, m.cfg.sleep/2)
+}
 
 // afterMaster returns when to start a check that is due at the given time. That
 // of a replica comes after the master's, if the schedule has both at about the
@@ -264,7 +272,7 @@ func (w *watcher) afterMaster(v *view, at time.Time, kind checkKind) time.Time {
 	if !v.masterResponsive() || w.i == v.master || !v.hosts[w.i].liveReplica() || !v.hosts[w.i].responsive() {
 		return at
 	}
-	master, patience := w.m.watchers[v.master], w.m.patience()
+	master, patience := w.m.watchers[v.master], w.m.patience(v)
 	if kind == onSchedule {
 		due := master.slot.time().Add(w.m.cfg.sleep)
 		if master.done.time().Before(at.Add(-patience)) && !due.After(at.Add(patience)) {
@@ -322,11 +330,21 @@ func (w *watcher) extraPeriod(v *view) time.Duration {
 		if w.m.wantReplica.Load() > 0 && (period == 0 || w.m.cfg.waitCheck < period) {
 			period = w.m.cfg.waitCheck
 		}
-	} else if w.i == v.master && w.m.wantMaster.Load() > 0 {
-		period = w.m.cfg.waitCheck
+	} else if w.i == v.master {
+		switch {
+		case w.m.wantMaster.Load() > 0:
+			period = w.m.cfg.waitCheck
+		case w.m.wantReplica.Load() > 0:
+			period = max(w.m.cfg.waitCheck, waitMasterCheck)
+		}
 	}
 	return period
 }
+
+// waitMasterCheck is how often the master is checked while someone waits for a
+// replica but not for its time lag: often enough that this lag, which grows with
+// the time between the checks of both, does not suffer for all others.
+const waitMasterCheck = 100 * time.Millisecond
 
 // check makes one check and records its outcome. One outside the schedule that
 // is still under way when the schedule's next is due takes that one's place:
@@ -349,12 +367,13 @@ func (w *watcher) check(ctx context.Context, kind checkKind) {
 	}
 	o, err := w.prober.check(ctx, timeout)
 	w.busy.Store(false)
+	w.took.Store(int64(time.Since(start)))
 	w.done.set(start)
 	if ctx.Err() != nil {
 		return // we are stopping; a failure now is ours, not the host's
 	}
 	switch {
-	case kind == onSchedule && start.Sub(due) > 2*m.patience():
+	case kind == onSchedule && start.Sub(due) > 2*m.patience(v):
 		w.slot.set(start) // the one before overran
 	case kind == onSchedule || !due.After(time.Now()):
 		w.slot.set(due)
@@ -404,7 +423,7 @@ func (w *watcher) align(v *view, kind checkKind) {
 	if apart < 0 {
 		apart += w.m.cfg.sleep
 	}
-	if p := w.m.patience(); apart > p && apart < w.m.cfg.sleep-p {
+	if p := w.m.patience(v); apart > p && apart < w.m.cfg.sleep-p {
 		w.slot.set(w.slot.time().Add(-apart))
 	}
 }

@@ -127,7 +127,7 @@ func (m *monitor) logHost(i int, old, next *view) {
 	}
 	if was, is := old.syncByTime(a), next.syncByTime(b); was != is || recovered {
 		m.log.Info("replica synchronization changed", "host", name, "dimension", "time", "synchronous", is,
-			"lag_ms", b.lagMS, "threshold_ms", next.syncMS)
+			"lag_ms", next.timeLag(b), "threshold_ms", next.syncMS)
 	}
 	if was, is := old.syncByBytes(a), next.syncByBytes(b); was != is || recovered {
 		m.log.Info("replica synchronization changed", "host", name, "dimension", "bytes", "synchronous", is,

@@ -6,13 +6,14 @@ import "strings"
 // never changes, so all that one response says is from one moment.
 type view struct {
 	*tableConfig
-	hosts   []hostState
-	master  int           // index of the selected master, -1 while there is none
-	ref     observation   // last one of the selected master, or of the one selected last
-	rivals  bool          // another server is a live master of the selected master's cluster
-	split   bool          // and on its timeline
-	ready   bool          // every host's first check is over
-	changed chan struct{} // closed when a newer view is published
+	hosts    []hostState
+	master   int           // index of the selected master, -1 while there is none
+	ref      observation   // last one of the selected master, or of the one selected last
+	timeline timeline      // ref's, or while there never was a master the highest of a replica
+	rivals   bool          // another server of its cluster is a responsive master too
+	split    bool          // another one is a live master on its timeline
+	ready    bool          // every host's first check is over
+	changed  chan struct{} // closed when a newer view is published
 
 	rendered
 }
@@ -92,14 +93,25 @@ func (v *view) foreign(s *hostState) bool { return s.otherCluster(v.ref) }
 
 // syncByTime and syncByBytes report whether s is live and within the global
 // threshold.
-func (v *view) syncByTime(s *hostState) bool  { return s.alive && s.lagMS.within(v.syncMS) }
+func (v *view) syncByTime(s *hostState) bool  { return s.alive && v.timeLag(s).within(v.syncMS) }
 func (v *view) syncByBytes(s *hostState) bool { return s.alive && v.byteLag(s).within(v.syncBytes) }
 
 // comparable reports whether positions of replica s can be compared with the
 // master's: they are, as far as we know, of one WAL history. While no master is
-// selected, the one selected last stands for it.
+// selected, the one selected last stands for it, and while there never was one,
+// the replicas that have come furthest.
 func (v *view) comparable(s *hostState) bool {
-	return !s.diverged && !s.timeline.differs(v.ref.timeline)
+	return !s.diverged && !s.timeline.differs(v.timeline)
+}
+
+// timeLag returns the time lag of s. On another WAL history than the selected
+// master's a replica misses what was committed there since, however young its
+// last transaction is, so that its lag is unknown.
+func (v *view) timeLag(s *hostState) lag {
+	if s.standby && v.master >= 0 && !v.comparable(s) {
+		return lag{}
+	}
+	return s.lagMS
 }
 
 // byteLag returns the byte lag of host i, which is unknown across timelines.
@@ -132,7 +144,7 @@ func (v *view) mismatch(s *hostState, f *filter) mismatch {
 	case v.foreign(s):
 		return notOurs
 	}
-	byMS, byBytes := f.lagMS.allows(s.lagMS), f.lagBytes.allows(v.byteLag(s))
+	byMS, byBytes := f.lagMS.allows(v.timeLag(s)), f.lagBytes.allows(v.byteLag(s))
 	if f.either && (byMS || byBytes) {
 		byMS, byBytes = true, true
 	}

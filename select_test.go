@@ -117,7 +117,9 @@ func TestMismatch(t *testing.T) {
 		{up(unmeasured), byMS(1 << 63), "lag_ms"},
 		{up(unmeasured), filter{}, ""},
 		{possiblyDead(up()), byMS(5), ""},
-		{up(on(1)), byMS(5), ""},
+		{up(on(1)), byMS(5), "lag_ms"}, // young, and without what the master has since
+		{up(on(0)), byMS(5), ""},
+		{up(diverged), byMS(5), "lag_ms"},
 
 		// lag_bytes, which is unknown across timelines and histories
 		{up(), byBytes(50), ""},
@@ -145,7 +147,7 @@ func TestMismatch(t *testing.T) {
 		{up(unmeasured, lagBytes(50)), either, ""},
 		{up(unmeasured, lagBytes(51)), either, "lag_ms lag_bytes"},
 		{up(on(1), lagMS(6), lagBytes(0)), either, "lag_ms lag_bytes"},
-		{up(on(1), lagMS(5), lagBytes(0)), either, ""},
+		{up(on(1), lagMS(5), lagBytes(0)), either, "lag_ms lag_bytes"},
 
 		// min_lsn
 		{up(), replayedTo("0/3000100", 0), ""},
@@ -246,12 +248,20 @@ func TestMismatchWithoutMaster(t *testing.T) {
 		{up(cluster(8)), filter{}, "cluster"},
 	} {
 		v := viewOf(gone, tt.s)
-		v.ref = gone.observation
+		v.ref, v.timeline = gone.observation, gone.timeline
 		if got := v.mismatch(&v.hosts[1], &tt.f).words(); got != tt.want {
 			t.Errorf("mismatch(%s, %+v) after the master's death = %q; want %q", show(&tt.s), tt.f, got, tt.want)
 		}
 	}
-	// Where there never was a master, there is nothing to differ from.
+	// Where there never was a master, the replicas that have come furthest count.
+	if v := viewOf(hostState{}, up(on(1)), up(on(2)), up(on(0))); true {
+		f := replayedTo("0/3000100", 0)
+		for i, want := range []string{"dead", "min_lsn", "", ""} {
+			if got := v.mismatch(&v.hosts[i], &f).words(); got != want {
+				t.Errorf("mismatch of host %d among timelines 1, 2 and unknown, before any master = %q; want %q", i, got, want)
+			}
+		}
+	}
 	for _, tt := range []struct {
 		s    hostState
 		f    filter
@@ -351,8 +361,8 @@ func TestSynchronous(t *testing.T) {
 		{replica(unmeasured), false, false},
 		{possiblyDead(replica()), true, true},
 		{dead(replica()), false, false},
-		{replica(on(2)), true, false},
-		{replica(diverged), true, false},
+		{replica(on(2)), false, false},
+		{replica(diverged), false, false},
 		{master(process(1)), true, true},
 		{dead(master()), false, false},
 		{hostState{}, false, false},

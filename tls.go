@@ -263,8 +263,11 @@ func unconstrained(chain []*x509.Certificate) bool {
 func loadTLS(getenv func(string) string) (*tlsSettings, []error) {
 	e := &tlsEnv{getenv: getenv}
 	mode, system := sslPrefer, getenv("PGSSLROOTCERT") == "system"
-	if system {
+	switch {
+	case system:
 		mode = sslVerifyFull
+	case strings.HasPrefix(getenv("PGREQUIRESSL"), "1"):
+		mode = sslRequire // as libpq still has it
 	}
 	s := &tlsSettings{
 		mode:   sslMode(e.word("PGSSLMODE", string(mode), "disable", "allow", "prefer", "require", "verify-ca", "verify-full")),

@@ -700,7 +700,9 @@ func TestLoadTLSMode(t *testing.T) {
 		{[]string{"PGSSLMODE=verify-ca", "PGSSLROOTCERT=" + root}, sslVerifyCA},
 		{[]string{"PGSSLMODE=verify-full", "PGSSLROOTCERT=" + root}, sslVerifyFull},
 		{[]string{"PGSSLROOTCERT=" + root}, sslPrefer},
-		{[]string{"PGSSLCOMPRESSION=1", "PGREQUIRESSL=1"}, sslPrefer},
+		{[]string{"PGSSLCOMPRESSION=1", "PGREQUIRESSL=0"}, sslPrefer},
+		{[]string{"PGREQUIRESSL=1"}, sslRequire},
+		{[]string{"PGREQUIRESSL=1", "PGSSLMODE=disable"}, sslDisable},
 		// A certificate that must be asked for needs TLS.
 		{[]string{cert, key, "PGSSLCERTMODE=require"}, sslRequire},
 		{[]string{cert, key, "PGSSLCERTMODE=require", "PGSSLMODE=allow"}, sslRequire},
