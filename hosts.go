@@ -51,7 +51,7 @@ type hostState struct {
 	checked     bool // the first check is over
 	alive       bool
 	fails       int  // consecutive failed checks of the schedule
-	suspect     bool // it hung up, and could not be reached at once since
+	suspect     bool // it hung up or takes no connection, so that it may have restarted
 	lagMS       lag  // 0 on a master
 	lagBytes    lag  // 0 on a master
 	diverged    bool // proven to be on another WAL history than the master
@@ -152,8 +152,9 @@ func (t *table) fail(i int) (old, next *view) {
 	return t.publish()
 }
 
-// suspectHost records that host i hung up and could not be reached at once. It
-// does not count towards maxFails: only the schedule declares a host dead.
+// suspectHost records that host i hung up and could not be reached at once, or
+// takes no connection. It does not count towards maxFails: only the schedule
+// declares a host dead.
 func (t *table) suspectHost(i int) (old, next *view) {
 	t.mu.Lock()
 	defer t.mu.Unlock()

@@ -941,7 +941,7 @@ func (w *world) judgeWrite(v *view, i int, s *hostState, tr *truth, x simWrite) 
 	if (known || ours) && inMaster && v.mismatch(s, &alone) == 0 && !has {
 		w.fail("host %d meets %+v without the write: %s", i, alone, show(s))
 	}
-	if known && hasAll && v.master >= 0 && s.timeline == x.timeline && x.timeline == v.ref.timeline {
+	if known && hasAll && !s.suspect && v.master >= 0 && s.timeline == x.timeline && x.timeline == v.ref.timeline {
 		if m := v.mismatch(s, &with); m != 0 {
 			w.fail("host %d does not meet %+v, for its %s, with all of the WAL: %s", i, with, m.words(), show(s))
 		}

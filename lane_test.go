@@ -28,7 +28,7 @@ type laneStack struct {
 	server *server
 	web    *http.Server
 	pipes  *pipeListener
-	places chan struct{} // one of them is held by the listener, which waits for a client
+	places chan struct{}
 	output *monOutput
 	once   sync.Once // for end
 }
@@ -52,8 +52,7 @@ func newLaneStack(t *testing.T, s *server) *laneStack {
 		k.end(time.Second)
 		k.web.Close()
 		wg.Wait()
-		synctest.Wait()
-		if n := len(k.places); n != 0 {
+		if n := k.taken(); n != 0 {
 			t.Errorf("%d places are taken at the end; want none", n)
 		}
 	})
@@ -65,10 +64,11 @@ func (k *laneStack) end(timeout time.Duration) {
 	k.once.Do(func() { k.stop(timeout) })
 }
 
-// inUse returns how many connections hold a place, once all is quiet.
-func (k *laneStack) inUse() int {
+// taken returns how many places are taken, once all is quiet: one by each
+// connection, and one by the listener until the end.
+func (k *laneStack) taken() int {
 	synctest.Wait()
-	return len(k.places) - 1
+	return len(k.places)
 }
 
 // laneClient is a client that reads whatever comes.
@@ -209,8 +209,8 @@ func laneSeeds() []string {
 	}
 	for _, fields := range []string{"", "Host:", "Host:x", "host:\tx\t", "HOST: x:80", "Host: [::1]:80", "Host: a b", "Host: x\r\nHost: x", "Host: x\r\nhost: y", "Host: x/y",
 		"Host: x,y", "Host: \xe9", "Host: x%20", "Host: a_b", "Host: x\r\nAccept: application/json", "Host: x\r\nACCEPT: text/html\r\naccept: Application/JSON;v=1",
-		"Host: x\r\nAccept: application/json;q=0", "Host: x\r\nAccept: application/json;q=0.0\r\nAccept: application/json", "Host: x\r\nAccept:", "Host: x\r\nAccept: ,;,",
-		"Host: x\r\nConnection: close", "Host: x\r\nConnection: Close\r\nConnection: x", "Host: x\r\nConnection: Keep-Alive", "Host: x\r\nConnection: keep-alive\r\nConnection: close",
+		"Host: x\r\nAccept: application/json;q=0", "Host: x\r\nAccept: application/json;q=0.0\r\nAccept: application/json", "Host: x\r\nAccept: application/json\r\nAccept: */*", "Host: x\r\nAccept:", "Host: x\r\nAccept: ,;,",
+		"Host: x\r\nConnection: close", "Host: x\r\nConnection: Close\r\nConnection: x", "Host: x\r\nConnection: Keep-Alive", "Host: x\r\nConnection: close\r\nConnection: keep-alive", "Host: x\r\nConnection: keep-alive\r\nConnection: close",
 		"Host: x\r\nConnection: close, TE", "Host: x\r\nConnection: TE, close", "Host: x\r\nConnection: upgrade\r\nUpgrade: h2c", "Host: x\r\nConnection:", "Host: x\r\nUpgrade: websocket",
 		"Host: x\r\nContent-Length: 0", "Host: x\r\nContent-Length: 00", "Host: x\r\nContent-Length: 5", "Host: x\r\nContent-Length: -1", "Host: x\r\nContent-Length: 0\r\nContent-Length: 0",
 		"Host: x\r\nTransfer-Encoding: chunked", "Host: x\r\nTransfer-Encoding: gzip", "Host: x\r\nTransfer-Encoding: identity", "Host: x\r\nExpect: 100-continue",
@@ -338,6 +338,7 @@ func TestLaneTimes(t *testing.T) {
 		{"too late", []laneStep{{1 * s, laneLive}, {602 * s, laneLive}}, 1, 601 * s},
 		{"begun late", []laneStep{{1 * s, laneLive}, {600 * s, lanePart}}, 1, 610 * s},
 		{"begun soon", []laneStep{{1 * s, laneLive}, {1100 * time.Millisecond, "G"}, {5 * s, "ET"}}, 1, 11100 * time.Millisecond},
+		{"begun and there soon", []laneStep{{1 * s, laneLive}, {1100 * time.Millisecond, lanePart}, {1200 * time.Millisecond, laneRest}}, 2, 601200 * time.Millisecond},
 		{"begun twice", []laneStep{{1 * s, laneLive}, {2 * s, lanePart}, {5 * s, laneRest}, {600 * s, lanePart}}, 2, 610 * s},
 		{"with the start of the next", []laneStep{{4 * s, laneLive + lanePart}}, 1, 14 * s},
 		// Requests take their time one by one, however they come.
@@ -367,6 +368,21 @@ func TestLaneTimes(t *testing.T) {
 	}
 }
 
+// What comes before a request that waits is answered at once.
+func TestLaneAnswersBeforeWaiting(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c := newLaneStack(t, httpReadme()).dial(t)
+		io.WriteString(c, laneLive+laneLive+laneWait+laneLive)
+		r := bufio.NewReader(c)
+		for i, want := range []time.Duration{0, 0, 20 * time.Second, 20 * time.Second} {
+			laneBody(t, r)
+			if got := time.Since(c.start); got != want {
+				t.Errorf("answer %d comes after %v; want %v", i, got, want)
+			}
+		}
+	})
+}
+
 // Deadlines are not moved for each request, but at least once a second.
 func TestLaneStaysWhileUsed(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
@@ -391,7 +407,7 @@ func TestLaneStaysWhileUsed(t *testing.T) {
 func TestLaneStops(t *testing.T) {
 	for _, tt := range []struct {
 		name, sent string
-		want       []string // status, and "close" for the last answer where it says so
+		want       []string
 	}{
 		{"nothing", "", nil},
 		{"part of a request", lanePart, nil},
@@ -424,18 +440,10 @@ func TestLaneStops(t *testing.T) {
 			if c.closed > 6*time.Second { // net/http looks again after some milliseconds
 				t.Errorf("closed after %v; want 5s", c.closed)
 			}
-			var got []string
-			for _, a := range laneAnswers(t, c.raw) {
-				status := strings.Fields(a)[1]
-				if strings.Contains(a, "Connection:[close]") {
-					status += " close"
-				}
-				got = append(got, status)
-			}
-			if !slices.Equal(got, tt.want) {
+			if got := laneStatuses(t, c.raw); !slices.Equal(got, tt.want) {
 				t.Errorf("answers %q; want %q", got, tt.want)
 			}
-			if n := len(k.places); n != 0 {
+			if n := k.taken(); n != 0 {
 				t.Errorf("%d places are taken; want none", n)
 			}
 		})
@@ -444,28 +452,53 @@ func TestLaneStops(t *testing.T) {
 
 // What has been read is answered though the client takes its time to read, also
 // by net/http.
-func TestLaneHandsOverWhileStopping(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		k := newLaneStack(t, httpReadme())
-		c := k.dial(t)
-		io.WriteString(c, laneLive+"POST /live HTTP/1.1\r\nHost: x\r\n\r\n")
-		stopped := make(chan time.Duration, 1)
-		go func() {
-			k.end(5 * time.Second)
-			stopped <- time.Since(c.start)
-		}()
-		time.Sleep(3 * time.Second)
-		c.listen()
-		if got := <-stopped; got != 3*time.Second {
-			t.Errorf("stop took %v; want 3s, until the client reads", got)
+func TestLaneFinishesWhileStopping(t *testing.T) {
+	for _, tt := range []struct {
+		name, sent string
+		want       []string
+	}{
+		{"one", laneLive, []string{"200"}},
+		{"one and a part", laneLive + lanePart, []string{"200"}},
+		{"one for net/http", laneLive + "POST /live HTTP/1.1\r\nHost: x\r\n\r\n", []string{"200", "405"}},
+	} {
+		httpBubble(t, tt.name, func(t *testing.T) {
+			k := newLaneStack(t, httpReadme())
+			c := k.dial(t)
+			io.WriteString(c, tt.sent)
+			synctest.Wait() // until the first answer is being sent
+			stopped := make(chan time.Duration, 1)
+			go func() {
+				k.end(5 * time.Second)
+				stopped <- time.Since(c.start)
+			}()
+			time.Sleep(3 * time.Second)
+			c.listen()
+			if got := <-stopped; got != 3*time.Second {
+				t.Errorf("stop took %v; want 3s, until the client reads", got)
+			}
+			synctest.Wait()
+			k.web.Shutdown(context.Background())
+			<-c.done
+			if got := laneStatuses(t, c.raw); !slices.Equal(got, tt.want) {
+				t.Errorf("answers %q; want %q", got, tt.want)
+			}
+		})
+	}
+}
+
+// laneStatuses returns the status of each response, with "close" behind that of
+// one which says that it is the last.
+func laneStatuses(t *testing.T, raw []byte) []string {
+	t.Helper()
+	var statuses []string
+	for _, a := range laneAnswers(t, raw) {
+		status := strings.Fields(a)[1]
+		if strings.Contains(a, "Connection:[close]") {
+			status += " close"
 		}
-		synctest.Wait()
-		k.web.Shutdown(context.Background())
-		<-c.done
-		if got := laneAnswers(t, c.raw); len(got) != 2 || !strings.Contains(got[1], "405") {
-			t.Errorf("answers %q; want 200 and 405", got)
-		}
-	})
+		statuses = append(statuses, status)
+	}
+	return statuses
 }
 
 func TestLaneStopsBesideStuckClients(t *testing.T) {
@@ -480,8 +513,8 @@ func TestLaneStopsBesideStuckClients(t *testing.T) {
 		if got := time.Since(start); got != 5*time.Second {
 			t.Errorf("stop took %v; want its timeout of 5s", got)
 		}
-		if n := k.inUse(); n != -1 { // not even the listener holds one
-			t.Errorf("%d connections are open after stop", n+1)
+		if n := k.taken(); n != 0 {
+			t.Errorf("%d places are taken after stop; want none", n)
 		}
 	})
 }
@@ -562,8 +595,8 @@ func TestLanePanics(t *testing.T) {
 			t.Errorf("%q came, and the end after %v; want the end only, at once", c.raw, c.closed)
 		}
 		io.WriteString(other, laneLive)
-		if got := k.inUse(); got != 1 {
-			t.Errorf("%d connections are open; want the other one", got)
+		if n := k.taken(); n != 2 {
+			t.Errorf("%d places are taken; want 2, one by the other client", n)
 		}
 		other.Close()
 		<-other.done
@@ -601,24 +634,14 @@ func TestLanePlaces(t *testing.T) {
 	} {
 		httpBubble(t, tt.name, func(t *testing.T) {
 			k := newLaneStack(t, httpReadme())
-			// Another one would show a place that is given back twice.
-			k.dial(t).listen()
 			c := k.dial(t).listen()
 			io.WriteString(c, tt.sent)
-			if got := k.inUse(); got > 2 {
-				t.Fatalf("%d connections are open; want 2 at most", got)
-			}
 			if tt.leave {
 				c.Close()
 			}
-			time.Sleep(min(tt.after, headerTimeout-1))
-			time.Sleep(tt.after - min(tt.after, headerTimeout-1))
-			want := 0 // the other one is idle from the start
-			if tt.after < headerTimeout {
-				want = 1
-			}
-			if got := k.inUse(); got != want {
-				t.Errorf("%d connections are open; want %d", got, want)
+			time.Sleep(tt.after)
+			if n := k.taken(); n != 1 {
+				t.Errorf("%d places are taken; want 1, by the listener", n)
 			}
 		})
 	}
@@ -631,7 +654,7 @@ func TestLanePlaces(t *testing.T) {
 		if _, err := client.Read(make([]byte, 1)); err != io.EOF {
 			t.Errorf("reading = %v; want the end", err)
 		}
-		if n := len(k.places); n != 0 {
+		if n := k.taken(); n != 0 {
 			t.Errorf("%d places are taken; want none", n)
 		}
 	})

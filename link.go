@@ -197,6 +197,13 @@ func asCheckError(op string, err error) *checkError {
 	return e
 }
 
+// mayHaveRestarted reports whether a check failed in a way that leaves open
+// whether the server process which answered before still runs: not by silence.
+func mayHaveRestarted(err error) bool {
+	e := new(checkError)
+	return errors.As(err, &e) && !e.timeout() && e.op != "resolve"
+}
+
 // closedByServer reports whether a query failed because the server or something
 // between had closed the connection before it could answer.
 func closedByServer(err error) bool {

@@ -391,6 +391,9 @@ func (w *watcher) record(o observation, err error, kind checkKind) {
 		old, next = m.table.observe(w.i, o)
 	case kind == onSchedule:
 		old, next = m.table.fail(w.i)
+		if mayHaveRestarted(err) {
+			_, next = m.table.suspectHost(w.i)
+		}
 	case kind == onHangUp:
 		old, next = m.table.suspectHost(w.i)
 	default:

@@ -168,9 +168,13 @@ func (v *view) mismatch(s *hostState, f *filter) mismatch {
 // cannot tell whose WAL s follows, and a timeline known to differ from the
 // master's rule it out. While no master is selected, f.timeline, which names the
 // history of the write, is enough to compare by.
+//
+// What has been replayed stays replayed while the server runs. One that crashes
+// takes queries again at its minimum recovery ending location, which may be
+// behind what it had replayed, so a suspect one meets no position.
 func (v *view) replayed(s *hostState, f *filter) bool {
 	sameHistory := v.comparable(s) || v.master < 0 && f.timeline != 0 && s.timeline == f.timeline && !s.diverged
-	return !v.split && sameHistory && s.replay.pageStart() >= f.minLSN.pageStart()
+	return !v.split && !s.suspect && sameHistory && s.replay.pageStart() >= f.minLSN.pageStart()
 }
 
 // onTimeline reports whether s is known to follow timeline want, and want is not

@@ -156,6 +156,9 @@ func TestMismatch(t *testing.T) {
 		{up(), replayedTo("1/0", 0), "min_lsn"},
 		{up(), replayedTo("0/0", 0), ""},
 		{possiblyDead(up()), replayedTo("0/3000100", 0), ""},
+		{up(suspected), replayedTo("0/3000100", 0), "min_lsn"}, // it may have restarted with less
+		{up(suspected), replayedTo("0/3000100", 2), "min_lsn"},
+		{up(suspected), filter{timeline: 2, lagMS: atMost(5)}, ""},
 		{up(on(0)), replayedTo("0/3000100", 0), ""},
 		{up(on(1)), replayedTo("0/3000100", 0), "min_lsn"},
 		{up(on(1)), replayedTo("0/0", 0), "min_lsn"},
