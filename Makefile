@@ -7,7 +7,10 @@ SOURCE_DATE_EPOCH ?= $(shell git log -1 --format=%ct)
 export SOURCE_DATE_EPOCH
 DIST ?= dist
 PLATFORMS = linux-amd64 linux-arm64 darwin-amd64 darwin-arm64
-FUZZ = FuzzParseLSN FuzzParseParams FuzzRequest FuzzRecord
+BENCH = full
+RUN =
+SOAK = 10m
+FUZZTIME = 30s
 
 help: ## This list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -34,6 +37,20 @@ cross: ## The other platforms build
 	GOOS=linux GOARCH=arm64 $(BUILD) -o /dev/null .
 	GOOS=darwin GOARCH=amd64 $(BUILD) -o /dev/null .
 	GOOS=darwin GOARCH=arm64 $(BUILD) -o /dev/null .
+
+bench: build ## The numbers of README.md, about 9 minutes; BENCH=short to try it, RUN=Quota for one of them
+	BENCH=$(BENCH) PG_STATUS=$(CURDIR)/pg-status go test ./e2e -run '^TestBench$(RUN)' -count=1 -timeout 60m -v
+
+soak: build ## Faults under traffic for SOAK=10m; SOAK_SEED=N repeats a schedule of faults
+	SOAK_TIME=$(SOAK) PG_STATUS=$(CURDIR)/pg-status go test ./e2e -run '^TestSoak$$' -count=1 -timeout 24h -v
+
+fuzz: ## Every fuzz target for FUZZTIME=30s
+	for f in $$(grep -ho 'func Fuzz[A-Za-z]*' *_test.go | cut -c6-); do \
+		go test -run XXX -fuzz "^$$f$$" -fuzztime $(FUZZTIME) -fuzzminimizetime 1x . || exit; \
+	done
+
+test-matrix: ## The e2e tests on PostgreSQL 13 and 17, in trees of other Debian releases, as root
+	packaging/test-matrix.sh
 
 dist: $(PLATFORMS:%=$(DIST)/pg-status-%) ## Every package, into dist/
 	packaging/dist.sh $(DIST) $(VERSION)
