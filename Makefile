@@ -25,9 +25,6 @@ test: ## All that CI runs: unit tests with the race detector, and e2e tests
 	CGO_ENABLED=1 go test -race .
 	go test -count=1 -timeout 20m ./e2e
 
-test-matrix: ## The e2e tests on PostgreSQL 13 and 17, as root on Debian
-	packaging/test-matrix.sh
-
 lint: cross ## Formatting, vet, staticcheck, and that every platform builds
 	test -z "$$(gofmt -l .)"
 	go vet ./...
@@ -65,4 +62,4 @@ clean: ## Remove what the other targets made
 	rm -rf pg-status dist
 
 FORCE:
-.PHONY: help build demo test test-matrix lint cross dist test-packaging clean FORCE
+.PHONY: help build demo test lint cross bench soak fuzz test-matrix dist test-packaging clean FORCE

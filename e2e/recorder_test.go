@@ -11,13 +11,15 @@ import (
 	"time"
 )
 
-// A sample is an answer of /hosts.
+// A sample is an answer of /hosts, and then how far node 0 has inserted WAL.
 type sample struct {
 	sent, received time.Time // the request, the answer
 	hosts          []hostStatus
+	asked          time.Time // not before
+	insert         uint64    // without a page header that nothing follows yet
 }
 
-// A recorder samples /hosts without rest.
+// A recorder takes samples without rest.
 type recorder struct {
 	stopping chan struct{}
 	done     chan struct{}
@@ -26,8 +28,9 @@ type recorder struct {
 	err     error    // why there are no more
 }
 
-// record starts to sample /hosts of a daemon that is ready, every 5 ms.
-func (d *daemon) record() *recorder {
+// record starts to take samples of a daemon that is ready and watches c, every
+// 5 ms.
+func (d *daemon) record(c *cluster) *recorder {
 	d.t.Helper()
 	d.waitReady()
 	r := &recorder{stopping: make(chan struct{}), done: make(chan struct{})}
@@ -36,15 +39,9 @@ func (d *daemon) record() *recorder {
 		defer close(r.done)
 		for {
 			var s sample
-			var body string
-			s.sent = time.Now()
-			if _, body, _, r.err = d.try("GET", "/hosts", ""); r.err == nil {
-				r.err = json.Unmarshal([]byte(body), &s.hosts)
-			}
-			if r.err != nil {
+			if s, r.err = d.sample(c); r.err != nil {
 				return
 			}
-			s.received = time.Now()
 			r.samples = append(r.samples, s)
 			select {
 			case <-r.stopping:
@@ -54,6 +51,26 @@ func (d *daemon) record() *recorder {
 		}
 	}()
 	return r
+}
+
+func (d *daemon) sample(c *cluster) (s sample, err error) {
+	s.sent = time.Now()
+	_, body, _, err := d.try("GET", "/hosts", "")
+	if err != nil {
+		return s, err
+	}
+	s.received = time.Now()
+	if err := json.Unmarshal([]byte(body), &s.hosts); err != nil {
+		return s, err
+	}
+	s.asked = time.Now()
+	s.insert, err = c.inserted()
+	if s.insert%8192 == 24 {
+		s.insert -= 24
+	} else if s.insert%(16<<20) == 40 {
+		s.insert -= 40
+	}
+	return s, err
 }
 
 func (r *recorder) end() {
@@ -75,6 +92,15 @@ func (r *recorder) stop(t *testing.T) []sample {
 	return r.samples
 }
 
+// inserted returns how far node 0 has inserted WAL.
+func (c *cluster) inserted() (lsn uint64, err error) {
+	var text string
+	if err = c.db(0).QueryRow("SELECT pg_current_wal_insert_lsn() - '0/0'").Scan(&text); err != nil {
+		return 0, err
+	}
+	return strconv.ParseUint(text, 10, 64)
+}
+
 // position is an LSN as a number.
 func position(t *testing.T, lsn string) uint64 {
 	t.Helper()
@@ -85,21 +111,32 @@ func position(t *testing.T, lsn string) uint64 {
 	return hi<<32 | lo
 }
 
-// A commit is a transaction that only a replica beyond end shows. It was made
-// between begun and done, on our clock.
+// A commit is a transaction of node 0 that was done by a moment, and that only a
+// replica which has replayed WAL up to end shows.
 type commit struct {
-	begun, done time.Time
-	end         uint64
+	done time.Time
+	end  uint64
 }
 
 // commit runs statements on node 0, as one transaction, and returns it. Nobody
 // else may write there.
 func (c *cluster) commit(statements string) commit {
 	c.t.Helper()
-	begun := time.Now()
-	c.exec(0, statements)
-	done := time.Now()
-	return commit{begun, done, position(c.t, c.query(0, "SELECT pg_current_wal_insert_lsn()"))}
+	m, err := c.tryCommit(statements)
+	if err != nil {
+		c.t.Fatalf("%s: %v", statements, err)
+	}
+	return m
+}
+
+// tryCommit is commit for other goroutines than the test's.
+func (c *cluster) tryCommit(statements string) (m commit, err error) {
+	if _, err := c.db(0).Exec(statements); err != nil {
+		return m, err
+	}
+	m.done = time.Now()
+	m.end, err = c.inserted()
+	return m, err
 }
 
 // write makes node 0 commit a row into t every 20 ms, until stop is called,
@@ -110,7 +147,7 @@ func (c *cluster) write() (stop func() []commit) {
 	var group sync.WaitGroup
 	group.Go(func() {
 		for {
-			m, err := c.tryCommit()
+			m, err := c.tryCommit("INSERT INTO t VALUES ('x')")
 			if err != nil {
 				c.t.Errorf("writing to node 0: %v", err)
 				return
@@ -132,20 +169,6 @@ func (c *cluster) write() (stop func() []commit) {
 		end()
 		return commits
 	}
-}
-
-func (c *cluster) tryCommit() (m commit, err error) {
-	m.begun = time.Now()
-	if _, err = c.db(0).Exec("INSERT INTO t VALUES ('x')"); err != nil {
-		return m, err
-	}
-	m.done = time.Now()
-	var lsn string
-	if err = c.db(0).QueryRow("SELECT pg_current_wal_insert_lsn() - '0/0'").Scan(&lsn); err != nil {
-		return m, err
-	}
-	m.end, err = strconv.ParseUint(lsn, 10, 64)
-	return m, err
 }
 
 // unseen is how long, on a busy machine, the end of a check may be away from the
@@ -179,8 +202,8 @@ func checksOf(t *testing.T, logs, host string) (begun, over []time.Time) {
 //
 // A replica that does not show a commit is at least as old as the time since
 // that was done, and lag_ms must not be less. Nor may it be more than the time
-// since the last check of the master before that was begun, as the replica shows
-// all that was inserted then. So one that shows everything is no older than a
+// since a check of the master was begun of which the replica shows all that had
+// been inserted by its end. So one that shows everything is no older than a
 // period and a check.
 //
 // lag_bytes must not be less than what lies between the replica and the master
@@ -196,6 +219,13 @@ func (d *daemon) provable(name string, samples []sample, i int, commits []commit
 		}
 	}
 	begun, over := checksOf(t, d.logs(), samples[0].hosts[0].Host)
+	inserted := make([]uint64, len(over)) // by the end of each check, at most; 0 unknown
+	for k := range over {
+		n, _ := slices.BinarySearchFunc(samples, over[k], func(s sample, at time.Time) int { return s.asked.Compare(at) })
+		if n < len(samples) {
+			inserted[k] = samples[n].insert
+		}
+	}
 	var checked time.Time // not before; zero while unknown
 	for n := 1; n < len(samples); n++ {
 		before, s := samples[n-1], samples[n]
@@ -215,21 +245,17 @@ func (d *daemon) provable(name string, samples []sample, i int, commits []commit
 		mostMS, mostBytes = max(mostMS, *h.LagMS), max(mostBytes, *h.LagBytes)
 
 		at, lag := position(t, *h.LSN), time.Duration(*h.LagMS)*time.Millisecond
-		missing := commit{begun: s.received, done: s.received}
-		if k := slices.IndexFunc(commits, func(m commit) bool { return m.end > at }); k >= 0 {
-			missing = commits[k]
+		if k := slices.IndexFunc(commits, func(m commit) bool { return m.end > at }); k >= 0 && !checked.IsZero() {
+			if least := checked.Sub(commits[k].done).Truncate(time.Millisecond) - unseen; lag < least {
+				complain("host %d is %v; want lag_ms of at least %v, as it does not show a commit up to %X", i, h, least, commits[k].end)
+			}
 		}
-		least := checked.Sub(missing.done).Truncate(time.Millisecond) - unseen
-		if lag < least && !checked.IsZero() {
-			complain("host %d is %v; want lag_ms of at least %v, as it does not show a commit up to %X", i, h, least, missing.end)
+		k, _ := slices.BinarySearchFunc(over, checked, time.Time.Compare)
+		for k--; k >= 0 && (inserted[k] == 0 || inserted[k] > at); k-- {
 		}
-		known := checked
-		if missing.begun.Before(known) {
-			known = missing.begun
-		}
-		if k, _ := slices.BinarySearchFunc(over, known, time.Time.Compare); k > 0 {
-			if most := s.received.Sub(begun[k-1]) + unseen; lag > most {
-				complain("host %d is %v; want lag_ms of at most %v, as it shows all that the master had inserted %v earlier", i, h, most, most-unseen)
+		if k >= 0 {
+			if most := s.received.Sub(begun[k]) + unseen; lag > most {
+				complain("host %d is %v; want lag_ms of at most %v, as it shows all up to %X, inserted %v earlier", i, h, most, inserted[k], most-unseen)
 			}
 		}
 		if master := before.hosts[0].LSN; master != nil && position(t, *master) > at+uint64(*h.LagBytes) {

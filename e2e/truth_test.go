@@ -45,7 +45,7 @@ func TestIdlePrimary(t *testing.T) {
 	for _, period := range periods {
 		d := startDaemon(t, c.env(fmt.Sprintf("pg_status__sleep_ms=%d", period.Milliseconds()), "pg_status__log_level=debug")...)
 		daemons = append(daemons, d)
-		recorders = append(recorders, d.record())
+		recorders = append(recorders, d.record(c))
 	}
 	var commits []commit
 	caughtUp := func() {
@@ -125,7 +125,6 @@ func TestIdlePrimary(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	open := commit{begun: time.Now()}
 	if _, err := tx.Exec("INSERT INTO t VALUES ('first')"); err != nil {
 		t.Fatal(err)
 	}
@@ -139,8 +138,7 @@ func TestIdlePrimary(t *testing.T) {
 	if err := tx.Commit(); err != nil {
 		t.Fatal(err)
 	}
-	open.done, open.end = time.Now(), position(t, c.query(0, insertPosition))
-	commits = append(commits, open)
+	commits = append(commits, commit{time.Now(), position(t, c.query(0, insertPosition))})
 
 	// An asynchronous commit is done, and the replica shows it only when it is
 	// written. Until then the bytes of written WAL do not tell that it lags.
@@ -215,7 +213,7 @@ func TestClocks(t *testing.T) {
 		}
 	}
 	d := startDaemon(t, c.env("pg_status__sleep_ms=100", "pg_status__log_level=debug")...)
-	r := d.record()
+	r := d.record(c)
 	stop := c.write()
 	for i := 1; i <= 2; i++ {
 		d.eventuallyHost(i, "hardly behind", func(h hostStatus) bool { return h.LagMS != nil && *h.LagMS < 200 })
@@ -278,7 +276,7 @@ func TestApplyDelay(t *testing.T) {
 	c.conf(1, fmt.Sprintf("recovery_min_apply_delay = %d", delay.Milliseconds()))
 	d := startDaemon(t, c.env("pg_status__sleep_ms=100", "pg_status__log_level=debug")...)
 	d.waitReady()
-	r := d.record()
+	r := d.record(c)
 	stop := c.write()
 	d.eventuallyHost(1, "as late as it is told to be", func(h hostStatus) bool { return *h.LagMS >= delay.Milliseconds()-50 })
 	for range 50 {
@@ -315,7 +313,7 @@ func TestCascade(t *testing.T) {
 	c.repoint(2, 1)
 	c.waitReplayed(2)
 	d := startDaemon(t, c.env("pg_status__sleep_ms=100", "pg_status__log_level=debug")...)
-	r := d.record()
+	r := d.record(c)
 	c.pauseReplay(1)
 	var commits []commit
 	for range 5 {
@@ -368,7 +366,6 @@ func TestFewerConnections(t *testing.T) {
 	d.waitReady()
 	c.exec(0, "INSERT INTO t VALUES ('x')")
 	d.caughtUp(c, period)
-	restarted := time.Now()
 	c.conf(0, "max_connections = 120")
 	d.eventually("/master", c.name(0))
 
@@ -404,7 +401,7 @@ func TestFewerConnections(t *testing.T) {
 	})
 	d.eventuallyHost(0, "fine", hostStatus.fine)
 	d.eventuallyHost(1, "fine, with known lags", func(h hostStatus) bool { return h.fine() && h.LagMS != nil && h.LagBytes != nil })
-	r := d.record()
+	r := d.record(c)
 	for range 3 {
 		commits = append(commits, c.commit("INSERT INTO t VALUES (repeat('x', 1000))"))
 		until(t, func() error {
@@ -416,8 +413,6 @@ func TestFewerConnections(t *testing.T) {
 			return nil
 		})
 	}
-	// What it does not show began with the restart, which writes the setting to WAL.
-	commits[0].begun = restarted
 	time.Sleep(500 * time.Millisecond)
 	for _, path := range []string{"/replica?min_lsn=" + c.lsn(0), "/replica?lag_bytes=3000", "/sync_by_time?lag_ms=300", "/most_sync_by_bytes?lag_bytes=3000"} {
 		if _, body, _ := d.get(path); body != c.name(0) {
@@ -459,7 +454,7 @@ func TestWithoutReceiver(t *testing.T) {
 	for i := 1; i <= 2; i++ {
 		d.eventuallyHost(i, "without lag", func(h hostStatus) bool { return h.LagBytes != nil && *h.LagBytes == 0 && h.LagMS != nil })
 	}
-	r := d.record()
+	r := d.record(c)
 	c.repointNowhere(1)
 	// behind waits until the lags of both nodes are what the servers say.
 	var lags [3]int64
