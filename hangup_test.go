@@ -118,7 +118,7 @@ func TestWatchPeerInVain(t *testing.T) {
 		func() string { return fmt.Sprintf("%d goroutines; %d before", runtime.NumGoroutine(), goroutines) })
 	io.WriteString(client, "xyz")
 	happened, stop := watchPeer(server, readable)
-	<-happened
+	monEventually(t, func() bool { return hangClosed(happened) }, func() string { return "what is sent is not seen" })
 	stop()
 	if _, err := server.Read(make([]byte, 1)); !hangTimeout(err) {
 		t.Errorf("reading after stop: %v; want that the deadline is over", err)

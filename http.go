@@ -400,13 +400,15 @@ const (
 // newHTTPServer returns the server that serves s.
 func newHTTPServer(s *server, log *slog.Logger) *http.Server {
 	return &http.Server{
-		Handler:                      s,
-		ReadHeaderTimeout:            headerTimeout,
+		Handler:           s,
+		ReadHeaderTimeout: headerTimeout,
+		// Longer than any wait, which it would end: it is for bodies that do not come.
+		ReadTimeout:                  maxWait*time.Millisecond + 2*headerTimeout,
 		IdleTimeout:                  idleTimeout,
 		WriteTimeout:                 maxWait*time.Millisecond + headerTimeout,
 		MaxHeaderBytes:               maxHeader,
 		DisableGeneralOptionsHandler: true,
-		ErrorLog:                     slog.NewLogLogger(log.Handler(), slog.LevelDebug),
+		ErrorLog:                     slog.NewLogLogger(log.Handler(), slog.LevelError),
 	}
 }
 

@@ -643,6 +643,11 @@ func TestLanePlaces(t *testing.T) {
 			if n := k.taken(); n != 1 {
 				t.Errorf("%d places are taken; want 1, by the listener", n)
 			}
+			k.mu.Lock()
+			defer k.mu.Unlock()
+			if n := len(k.conns); n != 0 {
+				t.Errorf("%d connections are known still", n)
+			}
 		})
 	}
 	httpBubble(t, "accepted at the end", func(t *testing.T) {

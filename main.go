@@ -112,9 +112,9 @@ func serve(signals <-chan os.Signal, c *config, log *slog.Logger, notify *notifi
 	}
 	notify.stopping()
 	close(s.stopping)
-	fast.stop(drainTimeout)
 	drain, cancelDrain := context.WithTimeout(context.Background(), drainTimeout)
 	defer cancelDrain()
+	fast.stop(drainTimeout)
 	if web.Shutdown(drain) != nil {
 		web.Close() // a client that does not read its answer
 	}

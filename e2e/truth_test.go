@@ -54,12 +54,19 @@ func TestIdlePrimary(t *testing.T) {
 			d.caughtUp(c, periods[i])
 		}
 	}
-	// everywhere checks that all daemons answer path with node i.
-	everywhere := func(path string, i int) {
+	// become waits for all daemons to answer path with node i.
+	become := func(path string, i int) {
 		t.Helper()
-		for n, d := range daemons {
-			if _, body, _ := d.get(path); body != c.name(i) {
-				t.Errorf("with a period of %v, %s = %q; want %s", periods[n], path, body, c.name(i))
+		for _, d := range daemons {
+			d.eventually(path, c.name(i))
+		}
+	}
+	// notReplayed checks that the replica is not returned for position lsn.
+	notReplayed := func(lsn string) {
+		t.Helper()
+		for i, d := range daemons {
+			if _, body, _ := d.get("/replica?min_lsn=" + lsn); body != c.name(0) {
+				t.Errorf("with a period of %v, for WAL that is not written, /replica = %q; want the master, %s", periods[i], body, c.name(0))
 			}
 		}
 	}
@@ -131,7 +138,7 @@ func TestIdlePrimary(t *testing.T) {
 	inserted := c.query(0, insertPosition)
 	time.Sleep(1500 * time.Millisecond)
 	unwritten()
-	everywhere("/replica?min_lsn="+inserted, 0)
+	notReplayed(inserted)
 	c.exec(0, "CHECKPOINT") // writes it
 	syscall.Kill(walWriter, syscall.SIGCONT)
 	caughtUp()
@@ -147,9 +154,9 @@ func TestIdlePrimary(t *testing.T) {
 	inserted = c.query(0, insertPosition)
 	time.Sleep(1500 * time.Millisecond)
 	unwritten()
-	everywhere("/replica?min_lsn="+inserted, 0)
-	everywhere("/sync_by_time?lag_ms=400", 0)
-	everywhere("/sync_by_bytes?lag_bytes=0", 1)
+	notReplayed(inserted)
+	become("/sync_by_time?lag_ms=400", 0)
+	become("/sync_by_bytes?lag_bytes=0", 1)
 	if got := c.query(1, "SELECT string_agg(b, ',') FROM t"); got != "first" {
 		t.Errorf("while an asynchronous commit is not written, the replica has %q; want first", got)
 	}
@@ -160,7 +167,7 @@ func TestIdlePrimary(t *testing.T) {
 	c.pauseReplay(1)
 	commits = append(commits, c.commit("INSERT INTO t VALUES ('third')"))
 	time.Sleep(1500 * time.Millisecond)
-	everywhere("/sync_by_time?lag_ms=400", 0)
+	become("/sync_by_time?lag_ms=400", 0)
 	c.resumeReplay(1)
 	caughtUp()
 
@@ -375,7 +382,7 @@ func TestFewerConnections(t *testing.T) {
 		if log := c.log(1); !strings.Contains(log, "max_connections") {
 			t.Errorf("node 1 stopped for another reason:\n%s", tail(log, 10))
 		}
-		commits = append(commits, c.commit("INSERT INTO t VALUES ('x')"))
+		c.commit("INSERT INTO t VALUES ('x')")
 		for _, path := range append([]string{"/replica?fallback=any"}, replicaPaths...) {
 			if _, body, _ := d.get(path); body != c.name(0) {
 				t.Errorf("%s = %q; want the master, %s", path, body, c.name(0))
