@@ -17,6 +17,7 @@ import (
 	"net"
 	"os"
 	"os/signal"
+	"runtime/debug"
 	"sync"
 	"syscall"
 	"time"
@@ -28,6 +29,11 @@ var version = "0.0.0-dev"
 func main() {
 	// A reader of the log that goes away must not take the process with it.
 	signal.Ignore(syscall.SIGPIPE)
+	if os.Getenv("GOGC") == "" {
+		// Answers make no garbage and checks make little, so that collecting it twice
+		// as often costs nothing to speak of and saves 2 of 12 MiB.
+		debug.SetGCPercent(50)
+	}
 	code, done := runFlags(os.Args[1:], os.Environ(), os.Stdout, os.Stderr)
 	if !done {
 		signals := make(chan os.Signal, 1)

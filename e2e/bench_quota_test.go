@@ -81,21 +81,16 @@ func limitCPU(t *testing.T, share float64) (limited func(program string) *exec.C
 		{"cgroup v1", "/sys/fs/cgroup/cpu", "cpu.cfs_quota_us", fmt.Sprint(quota)},
 		{"cgroup v1", "/sys/fs/cgroup/cpu,cpuacct", "cpu.cfs_quota_us", fmt.Sprint(quota)},
 	} {
-		if c.how == "cgroup v2" {
-			// Refused where the controller is in use otherwise; then the file is missing.
-			os.WriteFile(filepath.Join(c.dir, "cgroup.subtree_control"), []byte("+cpu"), 0)
+		if _, err := os.Stat(filepath.Join(c.dir, "cgroup.procs")); err != nil {
+			continue // no cgroup
 		}
 		group := filepath.Join(c.dir, name)
 		if os.Mkdir(group, 0o755) != nil {
 			continue
 		}
 		t.Cleanup(func() { os.Remove(group) }) // after the command has ended
-		limit, err := os.OpenFile(filepath.Join(group, c.file), os.O_WRONLY, 0)
-		if err == nil {
-			_, err = limit.WriteString(c.limit)
-			limit.Close()
-		}
-		if err != nil {
+		// Where the controller is not on for the groups of v2, the file is missing.
+		if writeExisting(filepath.Join(group, c.file), c.limit) != nil {
 			continue
 		}
 		return func(program string) *exec.Cmd {
@@ -109,6 +104,15 @@ func limitCPU(t *testing.T, share float64) (limited func(program string) *exec.C
 		}
 	}
 	return nil, "this machine lets us make no cgroup with a CPU quota, and has no systemd that would"
+}
+
+func writeExisting(path, content string) error {
+	f, err := os.OpenFile(path, os.O_WRONLY, 0)
+	if err != nil {
+		return err
+	}
+	_, err = f.WriteString(content)
+	return errors.Join(err, f.Close())
 }
 
 // openLoop asks the questions at a constant rate, whether or not the answers

@@ -87,6 +87,33 @@ func TestCheckEndpoint(t *testing.T) {
 // haproxyExample is the configuration that the README refers to.
 const haproxyExample = "../packaging/examples/haproxy.cfg"
 
+// TestHAProxyInREADME compares the configuration that the README shows, if it
+// does, with the one that is tested: all of it from "defaults" on.
+func TestHAProxyInREADME(t *testing.T) {
+	readme, err := os.ReadFile("../README.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if !strings.Contains(string(readme), "listen read-write") {
+		return
+	}
+	example, err := os.ReadFile(haproxyExample)
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, shown, _ := strings.Cut(string(example), "\ndefaults\n")
+	var want strings.Builder
+	for line := range strings.Lines("defaults\n" + shown) {
+		if line != "\n" {
+			want.WriteString("    ")
+		}
+		want.WriteString(line)
+	}
+	if !strings.Contains(string(readme), want.String()) {
+		t.Errorf("README.md shows another configuration than %s; want in it\n%s", haproxyExample, want.String())
+	}
+}
+
 // startHAProxy runs the example, with addresses of c and d in place of its own,
 // and returns where its two listeners are.
 func startHAProxy(t *testing.T, c *cluster, d *daemon) (readWrite, readOnly string) {

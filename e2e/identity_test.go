@@ -201,6 +201,7 @@ func TestSplitBrain(t *testing.T) {
 	c.stop(0, immediate)
 	c.promote(1)
 	d.eventually("/master", c.name(1))
+	d.eventuallyHost(0, "dead", hostStatus.dead)
 	if record, ok := d.logged("split brain"); ok {
 		t.Errorf("with one live master, the log says %q", record)
 	}
