@@ -38,6 +38,10 @@ cross: ## The other platforms build
 bench: build ## The numbers of README.md, about 9 minutes; BENCH=short to try it, RUN=Quota for one of them
 	BENCH=$(BENCH) PG_STATUS=$(CURDIR)/pg-status go test ./e2e -run '^TestBench$(RUN)' -count=1 -timeout 60m -v
 
+measure: build ## The speed of failovers and of reads right after a write, as README.md has them
+	FAILOVERS=30 FRESH_READS=20000 PG_STATUS=$(CURDIR)/pg-status go test ./e2e \
+		-run '^Test(InstantFailover|FailoverFromFrozenMaster|FreshReads)$$' -count=1 -timeout 30m -v
+
 soak: build ## Faults under traffic for SOAK=10m; SOAK_SEED=N repeats a schedule of faults
 	SOAK_TIME=$(SOAK) PG_STATUS=$(CURDIR)/pg-status go test ./e2e -run '^TestSoak$$' -count=1 -timeout 24h -v
 
@@ -62,4 +66,4 @@ clean: ## Remove what the other targets made
 	rm -rf pg-status dist
 
 FORCE:
-.PHONY: help build demo test lint cross bench soak fuzz test-matrix dist test-packaging clean FORCE
+.PHONY: help build demo test lint cross bench measure soak fuzz test-matrix dist test-packaging clean FORCE
