@@ -13,6 +13,8 @@ import (
 	"sync/atomic"
 	"time"
 	"unsafe"
+
+	"golang.org/x/sys/unix"
 )
 
 // net/http spends most of a request on what questions to us do not have: bodies,
@@ -136,6 +138,8 @@ type lane struct {
 	read    []byte
 	begun   bool      // a request; the first one when the client connects
 	renewed time.Time // when the time to begin one was given last
+	direct  bool      // fd, the connection's descriptor, may be used
+	fd      uintptr
 }
 
 const (
@@ -159,29 +163,101 @@ func (n *lane) run() (kept bool) {
 	n.read = make([]byte, 0, minLaneBuffer)
 	n.begun = true
 	n.conn.SetDeadline(time.Now().Add(headerTimeout))
+	n.heedEnd()
 	for {
-		if len(n.read) == cap(n.read) {
-			if len(n.read) >= maxLaneBuffer {
-				return n.handOver() // net/http says that it is too much
-			}
-			n.read = append(make([]byte, 0, 2*cap(n.read)), n.read...)
+		state := n.serve()
+		if state == laneSlow {
+			state = n.answer()
+			n.renew()
 		}
-		if n.ending.Load() {
-			n.conn.SetReadDeadline(past)
-		}
-		got, err := n.conn.Read(n.read[len(n.read):cap(n.read)])
-		n.read = n.read[:len(n.read)+got]
-		if got == 0 && err != nil {
-			return false
-		}
-		switch n.answer() {
+		switch state {
 		case laneOdd:
 			return n.handOver()
 		case laneClose:
 			return false
 		}
+	}
+}
+
+// serve reads and answers until there is something else to do, which it returns.
+//
+// It reads and writes a TCP connection by its descriptor, until there is nothing
+// left to read, see readNow. The end may come together with a request, and then
+// it is not announced again.
+func (n *lane) serve() (state laneState) {
+	tcp := tcpConn(n.conn)
+	if tcp == nil {
+		room := n.room()
+		if room == nil {
+			return laneOdd
+		}
+		got, err := n.conn.Read(room)
+		if got == 0 && err != nil {
+			return laneClose
+		}
+		return n.take(got)
+	}
+	raw, err := tcp.SyscallConn()
+	if err != nil {
+		return laneClose
+	}
+	err = raw.Read(func(fd uintptr) (done bool) {
+		n.direct, n.fd = true, fd
+		defer func() { n.direct = false }()
+		for {
+			room := n.room()
+			if room == nil {
+				state = laneOdd
+				return true
+			}
+			got, err := readNow(fd, room)
+			switch {
+			case err == unix.EAGAIN:
+				return false
+			case err != nil || got == 0:
+				state = laneClose
+				return true
+			}
+			if state = n.take(got); state != laneRead {
+				return true
+			}
+		}
+	})
+	if err != nil {
+		return laneClose
+	}
+	return state
+}
+
+// room returns where to read more, nil if there is too much already, which
+// net/http is to say.
+func (n *lane) room() []byte {
+	if len(n.read) == cap(n.read) {
+		if len(n.read) >= maxLaneBuffer {
+			return nil
+		}
+		n.read = append(make([]byte, 0, 2*cap(n.read)), n.read...)
+	}
+	return n.read[len(n.read):cap(n.read)]
+}
+
+// take answers what has been read, of which got bytes are new.
+func (n *lane) take(got int) laneState {
+	n.read = n.read[:len(n.read)+got]
+	state := n.answer()
+	if state == laneRead {
 		n.renew()
 	}
+	return state
+}
+
+// tcpConn returns the TCP connection that c is, nil if it is something else.
+func tcpConn(c net.Conn) *net.TCPConn {
+	if l, ok := c.(*limitedConn); ok {
+		c = l.Conn
+	}
+	tcp, _ := c.(*net.TCPConn)
+	return tcp
 }
 
 // renew gives the client time for its next request: plenty while it has sent
@@ -195,6 +271,15 @@ func (n *lane) renew() {
 	case now.Sub(n.renewed) >= renewEvery:
 		n.conn.SetDeadline(now.Add(idleTimeout))
 		n.renewed = now
+	}
+	n.heedEnd()
+}
+
+// heedEnd has reads end at once when we are stopping: stop may have said so before
+// the deadline was set that holds now.
+func (n *lane) heedEnd() {
+	if n.ending.Load() {
+		n.conn.SetReadDeadline(past)
 	}
 }
 
@@ -216,6 +301,7 @@ const (
 	laneRead  laneState = iota // read more
 	laneOdd                    // let net/http go on
 	laneClose                  // close it
+	laneSlow                   // answer what may have to wait
 )
 
 // answer answers all requests that have been read.
@@ -231,6 +317,10 @@ func (n *lane) answer() laneState {
 		}
 		if size == 0 {
 			break // not all of it is there yet
+		}
+		if n.direct && q.mayWait() {
+			state = laneSlow // the descriptor is not to be held meanwhile
+			break
 		}
 		if len(out) >= sendAt || q.mayWait() {
 			if n.write(&out) != nil {
@@ -259,7 +349,16 @@ func (n *lane) write(out *[]byte) error {
 	if len(*out) == 0 {
 		return nil
 	}
-	_, err := n.conn.Write(*out)
+	rest := *out
+	if n.direct {
+		if sent, err := writeNow(n.fd, rest); err == nil {
+			rest = rest[sent:]
+		}
+	}
+	var err error
+	if len(rest) > 0 { // the client is slow, or gone
+		_, err = n.conn.Write(rest)
+	}
 	*out = (*out)[:0]
 	return err
 }
@@ -267,12 +366,8 @@ func (n *lane) write(out *[]byte) error {
 // watch returns a channel that is closed when the client hangs up, until stop is
 // called.
 func (n *lane) watch() (gone <-chan struct{}, stop func()) {
-	c := n.conn
-	if l, ok := c.(*limitedConn); ok {
-		c = l.Conn
-	}
 	stopWatch := func() {}
-	if tcp, ok := c.(*net.TCPConn); ok {
+	if tcp := tcpConn(n.conn); tcp != nil {
 		gone, stopWatch = watchPeer(tcp, hungUp)
 	}
 	return gone, func() {

@@ -873,6 +873,29 @@ func TestLaneClientGoes(t *testing.T) {
 	}
 }
 
+// TestLaneSeesEnd: a client that sends no more after its last request gets the
+// answer and the end of the connection at once, also when the end comes together
+// with the request.
+func TestLaneSeesEnd(t *testing.T) {
+	defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(1)) // so that they come together
+	_, addr := laneServer(t)
+	for _, sent := range []string{laneLive, laneLive + laneLive, laneLive + lanePart} {
+		for range 100 {
+			c := httpDial(t, addr)
+			if got := laneAsk(t, c, "/live"); got != "OK" { // the lane waits for more
+				t.Fatalf("/live = %q; want OK", got)
+			}
+			io.WriteString(c, sent)
+			c.(*net.TCPConn).CloseWrite()
+			c.SetReadDeadline(time.Now().Add(5 * time.Second))
+			if raw, err := io.ReadAll(c); err != nil {
+				t.Fatalf("a client that ends after %q gets %q, %v; want the end", sent, raw, err)
+			}
+			c.Close()
+		}
+	}
+}
+
 // laneAsk returns the body of an answer.
 func laneAsk(t *testing.T, c net.Conn, target string) string {
 	t.Helper()
