@@ -31,12 +31,16 @@ func TestReadYourWrites(t *testing.T) {
 	var background sync.WaitGroup
 	background.Go(func() {
 		for ctx.Err() == nil {
-			for _, pause := range []string{"SELECT pg_wal_replay_pause()", "SELECT pg_wal_replay_resume()"} {
-				if _, err := c.db(2).Exec(pause); err != nil {
-					t.Errorf("%s: %v", pause, err)
+			for _, statement := range []string{"SELECT pg_wal_replay_pause()", "SELECT pg_wal_replay_resume()"} {
+				time.Sleep(100 * time.Millisecond)
+				if _, err := c.db(2).Exec(statement); err != nil {
+					t.Errorf("%s: %v", statement, err)
 					return
 				}
-				time.Sleep(100 * time.Millisecond)
+			}
+			// PostgreSQL 13 looks once a second whether it may go on.
+			for from := c.lsn(2); ctx.Err() == nil && c.lsn(2) == from; {
+				time.Sleep(10 * time.Millisecond)
 			}
 		}
 	})
