@@ -34,8 +34,9 @@ cross: ## The other platforms build
 	GOOS=linux GOARCH=arm64 $(BUILD) -o /dev/null .
 	GOOS=darwin GOARCH=amd64 $(BUILD) -o /dev/null .
 	GOOS=darwin GOARCH=arm64 $(BUILD) -o /dev/null .
+	GOOS=darwin go vet ./...
 
-bench: build ## The numbers of README.md, about 9 minutes; BENCH=short to try it, RUN=Quota for one of them
+bench: build ## The numbers of README.md, about 10 minutes; BENCH=short to try it, RUN=Quota for one of them
 	BENCH=$(BENCH) PG_STATUS=$(CURDIR)/pg-status go test ./e2e -run '^TestBench$(RUN)' -count=1 -timeout 60m -v
 
 measure: build ## The speed of failovers and of reads right after a write, as README.md has them

@@ -678,7 +678,7 @@ func TestPassFile(t *testing.T) {
 // queue of connections that nobody accepts is full.
 func monBlackHole(t *testing.T) uint16 {
 	t.Helper()
-	fd, err := syscall.Socket(syscall.AF_INET, syscall.SOCK_STREAM|syscall.SOCK_CLOEXEC, 0)
+	fd, err := syscall.Socket(syscall.AF_INET, syscall.SOCK_STREAM, 0)
 	if err != nil {
 		t.Fatal(err)
 	}

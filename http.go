@@ -47,8 +47,8 @@ type selection struct {
 
 // request is all of a request that its answer depends on.
 type request struct {
-	path, query string
-	json        bool // the client accepts application/json by name
+	query string
+	json  bool // the client accepts application/json by name
 
 	// Who sees it when the client goes away.
 	lane *lane
@@ -125,7 +125,7 @@ func (s *server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		answerEmpty.write(w, http.StatusNotFound)
 		return
 	}
-	status, a := rt.serve(s, rt, request{path: rt.path, query: r.URL.RawQuery, json: wantsJSON(r.Header), http: r})
+	status, a := rt.serve(s, rt, request{query: r.URL.RawQuery, json: wantsJSON(r.Header), http: r})
 	a.write(w, status)
 }
 

@@ -412,7 +412,7 @@ func parsePlain(s string) (q plainRequest, size int, plain bool) {
 	if q.route = routes[path]; q.route == nil {
 		return q, 0, false
 	}
-	q.path, q.query = q.route.path, query
+	q.query = query
 
 	for hosts := 0; ; {
 		line, rest, found = strings.Cut(rest, "\r\n")

@@ -294,7 +294,7 @@ func TestParsePlain(t *testing.T) {
 			raw = strings.Replace(raw, "GET", "HEAD", 1)
 		}
 		q, size, plain := parsePlain(raw + "GET")
-		want := plainRequest{request{path: "/master", query: tt.query, json: tt.json}, routes["/master"], tt.head, tt.close}
+		want := plainRequest{request{query: tt.query, json: tt.json}, routes["/master"], tt.head, tt.close}
 		if q != want || size != len(raw) || !plain {
 			t.Errorf("%s: parsePlain(%q) = %+v, %d, %v; want %+v, %d, true", tt.name, raw, q, size, plain, want, len(raw))
 		}
