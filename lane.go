@@ -147,6 +147,7 @@ const (
 	maxLaneBuffer = maxHeader
 	sendAt        = 4 << 10     // so many bytes of answers are not kept back
 	renewEvery    = time.Second // deadlines cost, and need not be exact
+	maxReadsNow   = 16          // in a row
 )
 
 // replies holds buffers for answers.
@@ -167,8 +168,7 @@ func (n *lane) run() (kept bool) {
 	for {
 		state := n.serve()
 		if state == laneSlow {
-			state = n.answer()
-			n.renew()
+			state = n.take(0)
 		}
 		switch state {
 		case laneOdd:
@@ -179,11 +179,11 @@ func (n *lane) run() (kept bool) {
 	}
 }
 
-// serve reads and answers until there is something else to do, which it returns.
+// serve reads and answers, and returns what is to be done then.
 //
-// It reads and writes a TCP connection by its descriptor, until there is nothing
-// left to read, see readNow. The end may come together with a request, and then
-// it is not announced again.
+// It uses the descriptor of a TCP connection itself: see readNow. It reads on until
+// there is nothing, as the end may come together with a request, and is not
+// announced again then.
 func (n *lane) serve() (state laneState) {
 	tcp := tcpConn(n.conn)
 	if tcp == nil {
@@ -204,13 +204,17 @@ func (n *lane) serve() (state laneState) {
 	err = raw.Read(func(fd uintptr) (done bool) {
 		n.direct, n.fd = true, fd
 		defer func() { n.direct = false }()
-		for {
+		for reads := 0; ; reads++ {
 			room := n.room()
 			if room == nil {
 				state = laneOdd
 				return true
 			}
-			got, err := readNow(fd, room)
+			read := readNow
+			if reads >= maxReadsNow {
+				read = readTold
+			}
+			got, err := read(fd, room)
 			switch {
 			case err == unix.EAGAIN:
 				return false
@@ -228,6 +232,11 @@ func (n *lane) serve() (state laneState) {
 	}
 	return state
 }
+
+// readTold is readNow, but the scheduler is told. That wakes the thread of the
+// runtime that preempts goroutines: it may sleep since all was idle, and then only a
+// timer would wake it, while a client that always has more to ask keeps a processor.
+func readTold(fd uintptr, b []byte) (int, error) { return unix.Read(int(fd), b) }
 
 // room returns where to read more, nil if there is too much already, which
 // net/http is to say.

@@ -10,6 +10,8 @@ import (
 	"log/slog"
 	"net"
 	"net/http"
+	"os"
+	"os/exec"
 	"runtime"
 	"slices"
 	"strconv"
@@ -893,6 +895,74 @@ func TestLaneSeesEnd(t *testing.T) {
 			}
 			c.Close()
 		}
+	}
+}
+
+// TestLaneSharesThread: a client that always has more to ask does not keep others
+// from being answered, though there is one processor only and all was idle before.
+// The clients are a process of their own.
+func TestLaneSharesThread(t *testing.T) {
+	const to = "LANE_SHARES_THREAD"
+	if addr := os.Getenv(to); addr != "" {
+		hog, other := httpDial(t, addr), httpDial(t, addr)
+		laneAsk(t, hog, "/live")
+		laneAsk(t, other, "/live")
+		time.Sleep(500 * time.Millisecond) // so that the server is idle
+		go io.Copy(io.Discard, hog)
+		over := time.AfterFunc(3*time.Second, func() { hog.Close() })
+		defer over.Stop()
+		go func() {
+			// It takes longer to read than to send.
+			for much := strings.Repeat(laneLive[:len(laneLive)-2]+strings.Repeat("a:\r\n", 1000)+"\r\n", 100); ; {
+				if _, err := io.WriteString(hog, much); err != nil {
+					return
+				}
+			}
+		}()
+		var slowest time.Duration
+		for range 20 {
+			time.Sleep(20 * time.Millisecond)
+			start := time.Now()
+			laneAsk(t, other, "/live")
+			slowest = max(slowest, time.Since(start))
+		}
+		if slowest > time.Second {
+			t.Errorf("another client waits %v", slowest)
+		}
+		return
+	}
+	defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(1))
+	_, addr := laneServer(t)
+	cmd := exec.Command(os.Args[0], "-test.run=^"+t.Name()+"$")
+	cmd.Env = append(os.Environ(), to+"="+addr)
+	if out, err := cmd.CombinedOutput(); err != nil {
+		t.Errorf("%v\n%s", err, out)
+	}
+}
+
+// TestLaneSlowReader: what the socket does not take at once follows, in order.
+func TestLaneSlowReader(t *testing.T) {
+	_, addr := laneServer(t)
+	c := httpDial(t, addr)
+	c.(*net.TCPConn).SetReadBuffer(64 << 10)
+	const n = 100_000
+	go func() {
+		for i := range n / 1000 {
+			var b strings.Builder
+			for j := range 1000 {
+				fmt.Fprintf(&b, "GET /status?host=x%d HTTP/1.1\r\nHost: x\r\n\r\nGET /live HTTP/1.1\r\nHost: x\r\n\r\n", i*1000+j)
+			}
+			io.WriteString(c, b.String())
+		}
+		c.(*net.TCPConn).CloseWrite()
+	}()
+	time.Sleep(500 * time.Millisecond) // so that the socket is full
+	raw, err := io.ReadAll(c)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got := len(laneStatuses(t, raw)); got != 2*n {
+		t.Errorf("%d answers; want %d", got, 2*n)
 	}
 }
 
