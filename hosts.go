@@ -104,6 +104,7 @@ type tableConfig struct {
 type table struct {
 	tableConfig
 	current atomic.Pointer[view]
+	waiters waiters
 
 	mu      sync.Mutex // guards the following
 	states  []hostState
@@ -290,10 +291,11 @@ func (t *table) ahead(i int, period time.Duration) (master int, ok bool) {
 	return t.master, !known || age > period
 }
 
-// publish makes the states visible to readers. The caller holds mu.
+// publish makes the states visible to readers and waiters. The caller holds mu.
 func (t *table) publish() (old, next *view) {
 	old, next = t.current.Load(), t.newView()
 	t.current.Store(next)
+	t.waiters.show(next)
 	close(old.changed)
 	return old, next
 }

@@ -338,20 +338,23 @@ func (s *server) fallBack(v *view, rt *route, to fallback) int {
 	return v.master
 }
 
-// await returns the first view that ok accepts, or the latest one when the time
+// await returns the first view that likes accepts, or the latest one when the time
 // is over, the client has gone or we are stopping.
-func (s *server) await(q request, until time.Time, ok func(*view) bool) *view {
+func (s *server) await(q request, until time.Time, likes func(*view) bool) *view {
+	waiters := &s.monitor.table.waiters
+	w := waiters.add(likes)
+	defer waiters.remove(w)
 	timer := time.NewTimer(time.Until(until))
 	defer timer.Stop()
 	gone, stop := q.gone()
 	defer stop()
 	for over := false; ; {
 		v := s.monitor.table.view()
-		if ok(v) || over {
+		if over || likes(v) {
 			return v
 		}
 		select {
-		case <-v.changed:
+		case <-w.now:
 		case <-timer.C:
 			over = true
 		case <-gone:
@@ -380,11 +383,8 @@ func (s *server) awaitMaster(q request, until time.Time) *view {
 // for it, and where f limits lag_ms the master too, as that lag depends on both.
 func (s *server) awaitReplica(q request, until time.Time, rt *route, f filter) (v *view, i int) {
 	defer s.monitor.demand(true, f.lagMS.set)()
-	v = s.await(q, until, func(v *view) bool {
-		i = s.pick(v, rt, &f)
-		return i >= 0
-	})
-	return v, i
+	v = s.await(q, until, func(v *view) bool { return v.pickReplica(&f, 0) >= 0 })
+	return v, s.pick(v, rt, &f)
 }
 
 // Limits of the HTTP server. Clients pool connections for minutes; an idle one

@@ -1231,26 +1231,6 @@ func TestWaitersShare(t *testing.T) {
 	})
 }
 
-// TestWaitAtDeadline: the answer at the deadline is about the same view as the
-// decision that nothing matches.
-func TestWaitAtDeadline(t *testing.T) {
-	for range 50 {
-		s := httpPair(400, 504)
-		var asked *view
-		got := s.await(request{http: httptest.NewRequest("GET", "/", nil)}, time.Now(), func(v *view) bool {
-			if asked == nil {
-				// A change at the very deadline: both are seen at once.
-				s.monitor.table.observe(1, httpReplica(0x10000000, 0))
-			}
-			asked = v
-			return false
-		})
-		if got != asked {
-			t.Fatal("await returned a view that it had not asked about")
-		}
-	}
-}
-
 // TestWaitWakes: the first to wait has the hosts checked at once; who does not
 // wait has not.
 func TestWaitWakes(t *testing.T) {
