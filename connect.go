@@ -93,7 +93,7 @@ func (l *link) warnPlain(err *checkError) {
 	if err.op == "tls" && !l.warnedPlain {
 		l.warnedPlain = true
 		l.log.Warn("TLS failed, connecting without encryption as PGSSLMODE="+string(l.cfg.tls.mode)+" allows",
-			"host", l.host.name, errAttr(err.err))
+			"host", l.name, errAttr(err.err))
 	}
 }
 

@@ -20,6 +20,7 @@ import (
 // a link.
 type link struct {
 	host   hostConfig
+	name   string // in the log
 	cfg    *config
 	turns  *turns
 	lookup func(ctx context.Context, network, host string) ([]netip.Addr, error)
@@ -35,8 +36,9 @@ type link struct {
 	warned int       // the form down to which a warning was logged
 }
 
-func newLink(h hostConfig, c *config, t *turns, log *slog.Logger) *link {
-	return &link{host: h, cfg: c, turns: t, lookup: net.DefaultResolver.LookupNetIP, log: log}
+// newLink returns a link to host i of c.
+func newLink(i int, c *config, t *turns, log *slog.Logger) *link {
+	return &link{host: c.hosts[i], name: logNames(c.hosts)[i], cfg: c, turns: t, lookup: net.DefaultResolver.LookupNetIP, log: log}
 }
 
 // fullQueryAgain is how long a shorter form of the query is used before the full
@@ -123,7 +125,7 @@ func (l *link) replaceAged(ctx context.Context) {
 		defer opener.turns.opening.Add(-1)
 		s, err := opener.open(ctx, &budget{left: l.cfg.queryTimeout})
 		if err != nil {
-			l.log.Debug("aged connection not replaced", "host", l.host.name, errAttr(err))
+			l.log.Debug("aged connection not replaced", "host", l.name, errAttr(err))
 			s = nil
 		}
 		done <- s
@@ -185,7 +187,7 @@ func (l *link) warnDegraded(sqlstate string) {
 	if pqerror.Code(sqlstate) != pqerror.InsufficientPrivilege {
 		reason = "PostgreSQL function not available"
 	}
-	l.log.Warn(fmt.Sprintf("%s host=%s sqlstate=%s; retrying poll without %s", reason, l.host.name, sqlstate, withoutForm[l.form]))
+	l.log.Warn(fmt.Sprintf("%s host=%s sqlstate=%s; retrying poll without %s", reason, l.name, sqlstate, withoutForm[l.form]))
 }
 
 // asCheckError wraps err as the failure of op.

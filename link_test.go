@@ -593,6 +593,22 @@ func TestDegradation(t *testing.T) {
 	}
 }
 
+// TestDegradationNamesPort: of hosts of one name the log tells which one it is.
+func TestDegradationNamesPort(t *testing.T) {
+	s := monDegrading(t, func(sql string) string {
+		if strings.Contains(sql, "pg_stat_wal_receiver") {
+			return "42501"
+		}
+		return ""
+	})
+	l, log := monLink(t, s, func(c *config) {
+		c.hosts = append(c.hosts, hostConfig{name: "pg-1", addr: "127.0.0.1", port: 1})
+	})
+	monCheck(t, l)
+	monWantLog(t, "one of two", log.take(), fmt.Sprintf("WARNING monitor: PostgreSQL permission denied host=127.0.0.1:%d sqlstate=42501; "+
+		"retrying poll without WAL receiver statistics; the upstream's WAL end and the timeline being received are unknown", s.port))
+}
+
 // The last form is not given up on: its failure is the check's.
 func TestDegradationEnds(t *testing.T) {
 	s := monDegrading(t, func(string) string { return "42501" })
@@ -843,7 +859,7 @@ func TestFourSilentSockets(t *testing.T) {
 			})
 		})
 		c.hosts[i].addr, c.hosts[i].port = "127.0.0.1", s.port
-		probers = append(probers, newLink(c.hosts[i], c, turns, new(monLog).logger(12)))
+		probers = append(probers, newLink(i, c, turns, new(monLog).logger(12)))
 	}
 	m := newMonitor(c, new(monLog).logger(12), probers)
 	ctx, cancel := context.WithCancel(t.Context())
