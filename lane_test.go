@@ -961,8 +961,14 @@ func TestLaneSlowReader(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if got := len(laneStatuses(t, raw)); got != 2*n {
-		t.Errorf("%d answers; want %d", got, 2*n)
+	got := laneStatuses(t, raw)
+	if len(got) != 2*n {
+		t.Errorf("%d answers; want %d", len(got), 2*n)
+	}
+	for i, status := range got {
+		if want := []string{"404", "200"}[i%2]; status != want {
+			t.Fatalf("answer %d has status %s; want %s", i, status, want)
+		}
 	}
 }
 
