@@ -296,7 +296,7 @@ func monLink(t *testing.T, s *monServer, edits ...func(*config)) (*link, *monLog
 	c := monConfig(1, append([]func(*config){func(c *config) { c.sleep = time.Millisecond }}, edits...)...)
 	c.hosts[0] = hostConfig{name: "pg-1", addr: "127.0.0.1", port: s.port}
 	log := new(monLog)
-	l := newLink(0, c, newTurns(c.sleep, 1), log.logger(slog.LevelDebug))
+	l := newLink(c.hosts[0], logNames(c.hosts)[0], c, newTurns(c.sleep, 1), log.logger(slog.LevelDebug))
 	t.Cleanup(l.close)
 	return l, log
 }

@@ -327,11 +327,12 @@ func (n *lane) answer() laneState {
 		if size == 0 {
 			break // not all of it is there yet
 		}
-		if n.direct && q.mayWait() {
+		slow := q.mayWait()
+		if slow && n.direct {
 			state = laneSlow // the descriptor is not to be held meanwhile
 			break
 		}
-		if len(out) >= sendAt || q.mayWait() {
+		if slow || len(out) >= sendAt {
 			if n.write(&out) != nil {
 				return laneClose
 			}

@@ -36,9 +36,9 @@ type link struct {
 	warned int       // the form down to which a warning was logged
 }
 
-// newLink returns a link to host i of c.
-func newLink(i int, c *config, t *turns, log *slog.Logger) *link {
-	return &link{host: c.hosts[i], name: logNames(c.hosts)[i], cfg: c, turns: t, lookup: net.DefaultResolver.LookupNetIP, log: log}
+// newLink returns a link to h, which the log calls name.
+func newLink(h hostConfig, name string, c *config, t *turns, log *slog.Logger) *link {
+	return &link{host: h, name: name, cfg: c, turns: t, lookup: net.DefaultResolver.LookupNetIP, log: log}
 }
 
 // fullQueryAgain is how long a shorter form of the query is used before the full

@@ -859,7 +859,7 @@ func TestFourSilentSockets(t *testing.T) {
 			})
 		})
 		c.hosts[i].addr, c.hosts[i].port = "127.0.0.1", s.port
-		probers = append(probers, newLink(i, c, turns, new(monLog).logger(12)))
+		probers = append(probers, newLink(c.hosts[i], c.hosts[i].name, c, turns, new(monLog).logger(12)))
 	}
 	m := newMonitor(c, new(monLog).logger(12), probers)
 	ctx, cancel := context.WithCancel(t.Context())

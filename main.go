@@ -95,8 +95,9 @@ func serve(signals <-chan os.Signal, c *config, log *slog.Logger, notify *notifi
 	turns := newTurns(c.sleep, len(c.hosts))
 	monitorLog := component(log, "monitor")
 	var probers []prober
-	for i := range c.hosts {
-		probers = append(probers, newLink(i, c, turns, monitorLog))
+	names := logNames(c.hosts)
+	for i, h := range c.hosts {
+		probers = append(probers, newLink(h, names[i], c, turns, monitorLog))
 	}
 	m := newMonitor(c, monitorLog, probers)
 	s := newServer(m, component(log, "selection"), version)
